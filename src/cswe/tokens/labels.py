@@ -1,0 +1,141 @@
+"""Labels: one class, several, real numbers, or none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+LabelKind = Literal["none", "class", "multilabel", "real"]
+
+
+@dataclass(frozen=True)
+class LabelSpec:
+    """What the labels of a store are.
+
+    Parameters
+    ----------
+    kind
+        ``"class"``: one class, a number. ``"multilabel"``: any of several classes, 0/1 for each.
+        ``"real"``: `width` real numbers. ``"none"``: no labels.
+    names
+        Names of the classes, or of the real numbers.
+    width
+        Numbers per item where there are several: classes of a multi-label set, outputs of a regression.
+    """
+
+    kind: LabelKind = "none"
+    names: tuple[str, ...] = ()
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(LabelKind):
+            raise ValueError(f"label kind: expected one of {get_args(LabelKind)} but got {self.kind!r}")
+        if self.kind == "multilabel" and self.names and self.width != len(self.names):
+            raise ValueError(f"width: expected {len(self.names)}, one for each name, but got {self.width}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that labels are stored as."""
+        return {"class": torch.int64, "multilabel": torch.uint8}.get(self.kind, torch.float32)
+
+    def column(self, values: Sequence[Any]) -> Tensor | None:
+        """Turn the labels of some items into the tensor that is stored.
+
+        Examples
+        --------
+        >>> LabelSpec("multilabel", ("a", "b"), 2).column([[1, 0], [1, 1]])
+        tensor([[1, 0],
+                [1, 1]], dtype=torch.uint8)
+        """
+        if self.kind == "none":
+            return None
+        missing = [position for position, value in enumerate(values) if value is None]
+        if missing:
+            raise ValueError(f"label: expected one for every item but item {missing[0]} has none")
+        column = torch.stack([torch.as_tensor(value) for value in values]) if len(values) else torch.empty(0)
+        shape = (len(values),) if self.kind == "class" else (len(values), self.width)
+        if self.kind == "class" and (column.is_floating_point() or column.is_complex()) and len(values):
+            raise ValueError(f"label: expected class numbers but got {column.dtype}; is the kind 'real' meant?")
+        if column.numel() != torch.Size(shape).numel():
+            raise ValueError(f"labels: expected shape {shape} but got {tuple(column.shape)}")
+        column = column.reshape(shape).to(self.dtype)
+        if self.kind == "class" and len(values):
+            low, high = int(column.min()), int(column.max())
+            if low < 0 or (self.names and high >= len(self.names)):
+                top = f"below {len(self.names)}" if self.names else "from 0 on"
+                raise ValueError(f"label: expected class numbers {top} but got {low if low < 0 else high}")
+        return column
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that goes into the manifest."""
+        return {"kind": self.kind, "names": list(self.names), "width": self.width}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "LabelSpec":
+        """Read the manifest's form."""
+        return cls(data["kind"], tuple(data["names"]), int(data["width"]))
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a whole data set: what they are, and the values."""
+
+    spec: LabelSpec = field(default_factory=LabelSpec)
+    values: Tensor | None = None
+
+    @classmethod
+    def classes(cls, values: Sequence[int] | Any, names: Sequence[str] = ()) -> "Labels":
+        """One class an item.
+
+        Examples
+        --------
+        >>> Labels.classes([0, 1, 1], ["cat", "dog"]).spec.kind
+        'class'
+        """
+        spec = LabelSpec("class", tuple(names))
+        return cls(spec, spec.column(list(torch.as_tensor(values).reshape(-1))))
+
+    @classmethod
+    def from_names(cls, values: Sequence[str]) -> "Labels":
+        """One class an item, given by name; classes are numbered in the order of the alphabet.
+
+        Examples
+        --------
+        >>> Labels.from_names(["dog", "cat", "dog"]).values
+        tensor([1, 0, 1])
+        """
+        names = sorted(set(values))
+        number = {name: position for position, name in enumerate(names)}
+        return cls.classes([number[value] for value in values], names)
+
+    @classmethod
+    def from_sets(cls, values: Sequence[Sequence[str]]) -> "Labels":
+        """Any number of classes an item, given by name.
+
+        Examples
+        --------
+        >>> Labels.from_sets([["a"], ["a", "b"]]).values.tolist()
+        [[1, 0], [1, 1]]
+        """
+        names = sorted({name for item in values for name in item})
+        number = {name: position for position, name in enumerate(names)}
+        table = torch.zeros(len(values), len(names), dtype=torch.uint8)
+        for row, item in enumerate(values):
+            for name in item:
+                table[row, number[name]] = 1
+        return cls(LabelSpec("multilabel", tuple(names), len(names)), table)
+
+    @classmethod
+    def real(cls, values: Any, names: Sequence[str] = ()) -> "Labels":
+        """Real numbers, one or several an item.
+
+        Examples
+        --------
+        >>> Labels.real([0.5, 1.5]).spec.width
+        1
+        """
+        table = torch.as_tensor(values, dtype=torch.float32)
+        table = table.reshape(len(table), -1)
+        return cls(LabelSpec("real", tuple(names), table.shape[1]), table)
