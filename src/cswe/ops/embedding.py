@@ -1,0 +1,329 @@
+"""Sets of vectors as vectors: the sliced Wasserstein embedding, and L-moments of projections."""
+
+from math import sqrt
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cswe.ops._inputs import (
+    as_mask,
+    check_finite,
+    check_floating,
+    check_mass,
+    check_points,
+    check_weights,
+    looks_at_values,
+    measure_weights,
+    unit_slices,
+    without_autocast,
+    working_dtype,
+)
+from cswe.ops.coupling import couple_edges, cumulative, rank_coupling
+from cswe.ops.sorting import filled_ranks, sort_with_padding_last
+
+Interpolation = Literal["barycentric", "linear"]
+Order = Literal["reference", "rank"]
+
+
+@without_autocast
+def swe(
+    tokens: Tensor,
+    reference: Tensor,
+    slices: Tensor,
+    mask: Tensor | None = None,
+    weights: Tensor | None = None,
+    interpolation: Interpolation = "barycentric",
+    order: Order = "reference",
+    *,
+    validate: bool | None = None,
+) -> Tensor:
+    r"""Embed sets by their displacement to a reference, slice by slice (the paper's SWE).
+
+    .. math:: z_{il}[j] = q_{il}[ρ_l(j)] - θ_l^⊤ u_j
+
+    where ρ_l(j) is the *rank* of reference point j along slice l and q the sample's quantile function on M ranks.
+    For N = M, :math:`‖z_{il}‖²/M` is the squared 1-D Wasserstein distance to the reference; for other N it is at most
+    that, and :math:`‖z_{il} - z_{jl}‖²/M ≤ W_2²(i, j)`.
+
+    Parameters
+    ----------
+    tokens
+        ``(B, N, d)``.
+    reference
+        Reference points U, ``(M, d)``.
+    slices
+        Directions ``(L, d)``; normalised inside.
+    mask
+        ``(B, N)``, bool or 0/1, True = valid. What is masked is never read.
+    weights
+        Masses ``(B, N)``, normalised inside; uniform if not given.
+    interpolation
+        ``"barycentric"``: q is the mean of the sample's quantile function over each M-th of the mass. It preserves the
+        mean, does not change when every token is repeated, and takes weights. ``"linear"``: between order statistics,
+        as the paper intends; no weights.
+    order
+        ``"reference"`` lists z by reference point (the paper), ``"rank"`` by rank: continuous in the reference, and
+        what a linear head sees is the quantile function.
+    validate
+        Look at the values too; by default in eager use on the CPU.
+
+    Returns
+    -------
+    Tensor
+        z, ``(B, L, M)``, in float32 at least. Gradients flow to tokens, reference, slices and weights.
+
+    Examples
+    --------
+    >>> tokens = torch.tensor([[[3.0], [1.0], [2.0]]])
+    >>> swe(tokens, reference=torch.tensor([[10.0], [30.0], [20.0]]), slices=torch.ones(1, 1))
+    tensor([[[ -9., -27., -18.]]])
+    """
+    check_points(tokens, "tokens", (3,))
+    batch, count, width = tokens.shape
+    check_points(reference, "reference", (2,), width=width)
+    if interpolation not in ("barycentric", "linear"):
+        raise ValueError(f"expected interpolation 'barycentric' or 'linear' but got {interpolation!r}")
+    if order not in ("reference", "rank"):
+        raise ValueError(f"expected order 'reference' or 'rank' but got {order!r}")
+    if interpolation == "linear" and weights is not None:
+        raise ValueError("linear interpolation between order statistics takes no weights; use 'barycentric'")
+    look = looks_at_values(validate, tokens)
+    mask = as_mask(mask, (batch, count), "mask", look)
+    check_weights(weights, (batch, count), "weights", look)
+    dtype = working_dtype(tokens, reference, slices)
+    directions = unit_slices(slices, width, dtype, look)
+    tokens = tokens.to(dtype)
+    if mask is not None:
+        tokens = torch.where(mask.unsqueeze(-1), tokens, 0.0)
+    if look:
+        check_finite(tokens, "tokens", " among the valid ones")
+        check_finite(reference, "reference")
+        check_mass(measure_weights(tokens, mask, weights), "the tokens", look)
+    projections = (tokens @ directions.T).transpose(-1, -2)
+    quantiles = quantile_function(projections, reference.shape[0], mask, weights, interpolation)
+    return displacement(quantiles, directions @ reference.to(dtype).T, order)
+
+
+def quantile_function(
+    values: Tensor,
+    points: int,
+    mask: Tensor | None = None,
+    weights: Tensor | None = None,
+    interpolation: Interpolation = "barycentric",
+) -> Tensor:
+    """Give the quantile functions of values ``(B, L, N)`` on M ranks, ``(B, L, M)``; mask and weights ``(B, N)``."""
+    row_mask = None if mask is None else mask.unsqueeze(-2)
+    ranked, order = sort_with_padding_last(values, row_mask)
+    if interpolation == "linear":
+        return _interpolate(ranked, points, row_mask)
+    if weights is None and mask is None:
+        if values.shape[-1] == points:
+            return ranked
+        return (rank_coupling(values.shape[-1], points, device=values.device).T @ ranked) * points
+    if weights is None:
+        assert mask is not None
+        mass = filled_ranks(mask).unsqueeze(-2)
+    else:
+        mass = weights if mask is None else torch.where(mask, weights, 0.0)
+        mass = mass.unsqueeze(-2).expand(values.shape).gather(-1, order)
+    steps = torch.arange(1, points + 1, device=values.device, dtype=torch.float64) / points
+    return (couple_edges(cumulative(mass), steps).T @ ranked) * points
+
+
+def displacement(quantiles: Tensor, reference: Tensor, order: Order) -> Tensor:
+    """Subtract the reference's projections ``(L, M)`` from quantile functions ``(B, L, M)``, rank by rank."""
+    ranked, by_rank = torch.sort(reference, dim=-1, stable=True)
+    if order == "rank":
+        return quantiles - ranked
+    # argsort lists the points by rank; its inverse, which is needed here, gives each point its rank.
+    rank = torch.argsort(by_rank, dim=-1)
+    return quantiles.gather(-1, rank.expand(quantiles.shape)) - reference
+
+
+def _interpolate(ranked: Tensor, points: int, mask: Tensor | None) -> Tensor:
+    """Interpolate linearly between order statistics, at (m − 1)(N − 1)/(M − 1)."""
+    count = ranked.shape[-1]
+    last = torch.full((1, 1, 1), count - 1, device=ranked.device) if mask is None else mask.sum(-1, keepdim=True) - 1
+    steps = torch.arange(points, device=ranked.device, dtype=torch.float64)
+    position = steps * last / max(points - 1, 1)
+    below = torch.minimum(position.floor().long(), last)
+    above = torch.minimum(below + 1, last)
+    part = (position - below).to(ranked.dtype)
+    shape = (*ranked.shape[:-1], points)
+    low = ranked.gather(-1, below.expand(shape))
+    return low + part * (ranked.gather(-1, above.expand(shape)) - low)
+
+
+@without_autocast
+def l_moments(
+    values: Tensor,
+    k: int,
+    mask: Tensor | None = None,
+    weights: Tensor | None = None,
+    estimator: Literal["plugin", "unbiased"] = "plugin",
+    scale: Literal["orthonormal", "textbook"] = "orthonormal",
+    *,
+    validate: bool | None = None,
+) -> Tensor:
+    r"""Compute the first k L-moments along the last axis: mean, spread, skewness, … of a set of numbers.
+
+    They are the coefficients of the quantile function in shifted Legendre polynomials,
+
+    .. math:: λ_{j+1} = \sqrt{2j+1} \int_0^1 F^{-1}(t)\, P^*_j(t)\, dt,
+
+    so in this scale :math:`Σ_j (λ_j - λ'_j)² ≤ W_2²`. Any N ≥ 1 and any weights; λ₁ is the mean.
+
+    Parameters
+    ----------
+    values
+        ``(…, N)``.
+    k
+        Number of moments.
+    mask
+        bool or 0/1, True = valid, broadcastable to values. What is masked is never read.
+    weights
+        Masses, broadcastable to values, normalised inside; uniform if not given. Gradients flow to them.
+    estimator
+        ``"plugin"``: of the set itself. ``"unbiased"``: the textbook sample L-moments [1]_ of a population the set was
+        drawn from; needs N ≥ k and takes no weights. They differ by O(1/N).
+    scale
+        ``"textbook"`` leaves out the factor √(2j+1).
+    validate
+        Look at the values too; by default in eager use on the CPU.
+
+    Returns
+    -------
+    Tensor
+        ``(…, k)``, in float32 at least.
+
+    References
+    ----------
+    .. [1] Hosking. L-moments: analysis and estimation of distributions using linear combinations of order statistics.
+       J. R. Statist. Soc. B, 1990.
+
+    Examples
+    --------
+    >>> l_moments(torch.tensor([4.0, 1.0, 3.0, 2.0]), k=2)
+    tensor([2.5000, 1.0825])
+    >>> l_moments(torch.tensor([4.0, 1.0, 3.0, 2.0]), k=2, estimator="unbiased", scale="textbook")
+    tensor([2.5000, 0.8333])
+    """
+    check_floating(values, "values")
+    if values.ndim == 0 or values.shape[-1] == 0:
+        raise ValueError(f"expected values of shape (…, N) with N ≥ 1 but got {tuple(values.shape)}")
+    if k < 1:
+        raise ValueError(f"expected k ≥ 1 moments but got {k}")
+    if estimator not in ("plugin", "unbiased"):
+        raise ValueError(f"expected estimator 'plugin' or 'unbiased' but got {estimator!r}")
+    if scale not in ("orthonormal", "textbook"):
+        raise ValueError(f"expected scale 'orthonormal' or 'textbook' but got {scale!r}")
+    if estimator == "unbiased" and weights is not None:
+        raise ValueError("the unbiased estimator takes no weights; use estimator='plugin'")
+    look = looks_at_values(validate, values)
+    mask = _broadcast(mask, values, "mask")
+    weights = _broadcast(weights, values, "weights")
+    mask = as_mask(mask, tuple(values.shape), "mask", look)
+    check_weights(weights, tuple(values.shape), "weights", look)
+    values = values.to(working_dtype(values, weights))
+    if mask is not None:
+        values = torch.where(mask, values, 0.0)
+    if look:
+        check_finite(values, "values", " among the valid ones")
+        check_mass(measure_weights(values, mask, weights), "values", look)
+    ranked, order = sort_with_padding_last(values, mask)
+    if estimator == "unbiased":
+        moments = _unbiased(ranked, k, mask, look)
+    else:
+        mass = None if weights is None else weights.gather(-1, order)
+        filled = None if mask is None else filled_ranks(mask)
+        if mass is not None and filled is not None:
+            mass = torch.where(filled, mass, 0.0)
+        elif filled is not None:
+            mass = filled.to(values.dtype)
+        moments = l_moments_of_sorted(ranked, mass, k)
+    if scale == "textbook":
+        if estimator == "plugin":
+            moments = moments / _orthonormal(k, moments)
+    elif estimator == "unbiased":
+        moments = moments * _orthonormal(k, moments)
+    return moments
+
+
+def l_moments_of_sorted(ranked: Tensor, mass: Tensor | None, k: int) -> Tensor:
+    r"""Give k L-moments of ascending values ``(…, N)`` with masses that broadcast (``None``: uniform).
+
+    Summed by parts, over the gaps between neighbours: with cumulative masses t and :math:`J_j = \int_0^t P^*_j`,
+    :math:`λ_{j+1} = -\sqrt{2j+1} Σ_i J_j(t_i) (s_{i+1} - s_i)`. Padding (mass 0, gap 0) drops out, nothing cancels at
+    the ends, and gradients reach values and masses.
+    """
+    count = ranked.shape[-1]
+    if mass is None:
+        mean = ranked.mean(-1)
+        steps = torch.arange(1, count, device=ranked.device, dtype=torch.float64)
+        polynomials = _integrated_legendre(steps / count, k).to(ranked.dtype)
+        higher = -(torch.diff(ranked, dim=-1) @ polynomials.T)
+        return torch.cat([mean.unsqueeze(-1), higher], dim=-1)
+    mass = mass.to(ranked.dtype)
+    edges = mass.cumsum(-1)
+    total = edges[..., -1:]
+    mean = (ranked * mass).sum(-1) / total.squeeze(-1)
+    gaps = torch.diff(ranked, dim=-1)
+    moments = [mean]
+    for polynomial in _integrated_legendre((edges / total)[..., :-1], k):
+        moments.append(-(polynomial * gaps).sum(-1))
+    return torch.stack(moments, dim=-1)
+
+
+def _integrated_legendre(t: Tensor, k: int) -> Tensor:
+    r"""Give :math:`\sqrt{2j+1}\, J_j(t)` for j = 1 … k − 1, ``(k − 1, …)``.
+
+    :math:`J_j = 2 t (t - 1)\, C_{j-1}(2t - 1) / (j (j + 1))` with Gegenbauer polynomials C of index 3/2: the factor
+    t(t − 1) is exact at both ends, where differences of Legendre polynomials would cancel.
+    """
+    x = 2 * t - 1
+    bump = 2 * t * (t - 1)
+    before, current = torch.zeros_like(x), torch.ones_like(x)
+    rows = []
+    for j in range(1, k):
+        rows.append(bump * current * (sqrt(2 * j + 1) / (j * (j + 1))))
+        before, current = current, ((2 * j + 1) * x * current - (j + 1) * before) / j
+    return torch.stack(rows) if rows else t.new_zeros((0, *t.shape))
+
+
+def _unbiased(ranked: Tensor, k: int, mask: Tensor | None, look: bool) -> Tensor:
+    """Give the textbook sample L-moments, from probability-weighted moments b_r."""
+    count = ranked.shape[-1]
+    length = torch.full((1,), count, device=ranked.device) if mask is None else mask.sum(-1, keepdim=True)
+    if (mask is None and count < k) or (look and bool((length < k).any())):
+        raise ValueError(f"the unbiased estimator needs at least k = {k} values but a set has {int(length.min())}")
+    ranks = torch.arange(count, device=ranked.device, dtype=torch.float64)
+    present = (ranks < length).to(torch.float64)
+    weighted, factor = [], present / length
+    for r in range(k):
+        weighted.append((ranked.double() * factor).sum(-1))
+        factor = factor * (ranks - r) / (length - 1 - r).clamp(min=1)
+    # λ_{j+1} = Σ_r (−1)^{j−r} C(j, r) C(j + r, r) b_r
+    moments = []
+    for j in range(k):
+        coefficient, total = (-1.0) ** j, torch.zeros_like(weighted[0])
+        for r in range(j + 1):
+            total = total + coefficient * weighted[r]
+            coefficient = -coefficient * (j - r) * (j + r + 1) / (r + 1) ** 2
+        moments.append(total)
+    return torch.stack(moments, dim=-1).to(ranked.dtype)
+
+
+def _orthonormal(k: int, like: Tensor) -> Tensor:
+    return torch.tensor([sqrt(2 * j + 1) for j in range(k)], dtype=like.dtype, device=like.device)
+
+
+def _broadcast(tensor: Tensor | None, values: Tensor, name: str) -> Tensor | None:
+    if tensor is None:
+        return None
+    try:
+        return tensor.expand(values.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"expected {name} broadcastable to values of shape {tuple(values.shape)} but got {tuple(tensor.shape)}"
+        ) from None

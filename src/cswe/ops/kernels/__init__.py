@@ -1,0 +1,159 @@
+"""The one hot operation, several ways: ``dense`` (the definition) and ``scan`` (plain torch, any device).
+
+:func:`relaxed_cross_cost` is the door. It is a custom operator, so ``torch.compile`` sees it as one node; its first
+derivative is hand-written, in passes of their own: with respect to the projections (in the forward pass), to the
+targets, and to the tokens, each only where it is asked for.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cswe.ops.kernels import dense, scan
+from cswe.ops.kernels.problem import Problem
+
+__all__ = ["Problem", "relaxed_cross_cost"]
+
+
+def relaxed_cross_cost(problem: Problem, backend: str = "scan") -> Tensor:
+    """Give S of a :class:`Problem`, ``(B, L)``, differentiable in points, tokens, squares and targets."""
+    if backend == "dense":
+        return dense.value(problem)
+    with_slope = torch.is_grad_enabled() and problem.points.requires_grad
+    value: Tensor = torch.ops.cswe.relaxed_cross(*problem, with_slope, backend)[0]
+    return value
+
+
+class _Way(Protocol):
+    """What a module must offer to compute the operation."""
+
+    def value_and_slope(self, problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]: ...
+
+    def targets_gradient(self, problem: Problem, grad: Tensor) -> Tensor: ...
+
+    def tokens_gradient(self, problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+_WAYS: dict[str, _Way] = {"scan": scan}
+
+
+@torch.library.custom_op("cswe::relaxed_cross", mutates_args=())
+def _relaxed_cross(
+    points: Tensor,
+    order: Tensor,
+    tokens: Tensor,
+    squares: Tensor,
+    targets: Tensor,
+    centre: Tensor,
+    lengths: Tensor | None,
+    positions: Tensor | None,
+    mass: Tensor | None,
+    tau: float,
+    with_slope: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    problem = Problem(points, order, tokens, squares, targets, centre, lengths, positions, mass, tau)
+    return _WAYS[backend].value_and_slope(problem, with_slope)
+
+
+@_relaxed_cross.register_fake
+def _(
+    points: Tensor,
+    order: Tensor,
+    tokens: Tensor,
+    squares: Tensor,
+    targets: Tensor,
+    centre: Tensor,
+    lengths: Tensor | None,
+    positions: Tensor | None,
+    mass: Tensor | None,
+    tau: float,
+    with_slope: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    batch, slices, count = points.shape
+    slope = (batch, slices, count) if with_slope else (batch, 0, 0)
+    return points.new_empty((batch, slices)), points.new_empty(slope)
+
+
+@torch.library.custom_op("cswe::relaxed_cross_targets", mutates_args=())
+def _relaxed_cross_targets(
+    grad: Tensor,
+    points: Tensor,
+    order: Tensor,
+    tokens: Tensor,
+    squares: Tensor,
+    targets: Tensor,
+    centre: Tensor,
+    lengths: Tensor | None,
+    positions: Tensor | None,
+    mass: Tensor | None,
+    tau: float,
+    backend: str,
+) -> Tensor:
+    problem = Problem(points, order, tokens, squares, targets, centre, lengths, positions, mass, tau)
+    return _WAYS[backend].targets_gradient(problem, grad)
+
+
+@_relaxed_cross_targets.register_fake
+def _(
+    grad: Tensor, points: Tensor, order: Tensor, tokens: Tensor, squares: Tensor, targets: Tensor, *rest: Any
+) -> Tensor:
+    return torch.empty_like(targets)
+
+
+@torch.library.custom_op("cswe::relaxed_cross_tokens", mutates_args=())
+def _relaxed_cross_tokens(
+    grad: Tensor,
+    points: Tensor,
+    order: Tensor,
+    tokens: Tensor,
+    squares: Tensor,
+    targets: Tensor,
+    centre: Tensor,
+    lengths: Tensor | None,
+    positions: Tensor | None,
+    mass: Tensor | None,
+    tau: float,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    problem = Problem(points, order, tokens, squares, targets, centre, lengths, positions, mass, tau)
+    return _WAYS[backend].tokens_gradient(problem, grad)
+
+
+@_relaxed_cross_tokens.register_fake
+def _(
+    grad: Tensor, points: Tensor, order: Tensor, tokens: Tensor, squares: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    return points.new_empty(tokens.shape), torch.empty_like(squares)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *problem, ctx.with_slope, ctx.backend = inputs
+    ctx.tau = problem.pop()
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*problem, output[1])
+
+
+def _backward(ctx: Any, grad: Tensor | None, grad_slope: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad_slope is not None:
+        raise NotImplementedError(
+            "a relaxed SWGG has a hand-written first derivative and no second one; leave out create_graph=True"
+        )
+    grads: list[Tensor | None] = [None] * 12
+    if grad is None:
+        return tuple(grads)
+    *problem, slope = ctx.saved_tensors
+    tokens = problem[2]
+    if ctx.needs_input_grad[0]:
+        grads[0] = grad.unsqueeze(-1) * slope
+    if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+        at_tokens, grads[3] = torch.ops.cswe.relaxed_cross_tokens(grad.contiguous(), *problem, ctx.tau, ctx.backend)
+        grads[2] = at_tokens.to(tokens.dtype)
+    if ctx.needs_input_grad[4]:
+        grads[4] = torch.ops.cswe.relaxed_cross_targets(grad.contiguous(), *problem, ctx.tau, ctx.backend)
+    return tuple(grads)
+
+
+_relaxed_cross.register_autograd(_backward, setup_context=_setup)
