@@ -1,0 +1,20 @@
+"""Arguments that are numbers."""
+
+import math
+from numbers import Real
+
+import torch
+
+
+def number(value: object, argument: str, *, least: float = -math.inf, infinite: bool = False) -> float:
+    """Return a real argument as a float, or say what is wrong with it."""
+    if isinstance(value, torch.Tensor) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"expected {argument} to be a number but got {value!r}")
+    result = float(value)
+    if math.isnan(result) or (math.isinf(result) and not infinite):
+        raise ValueError(f"expected {argument} to be a finite number but got {result}")
+    if result < least:
+        raise ValueError(f"expected {argument} to be at least {least:g} but got {result:g}")
+    return result
