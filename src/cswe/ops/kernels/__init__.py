@@ -1,41 +1,30 @@
-"""The one hot operation, several ways: ``dense`` (the definition) and ``scan`` (plain torch, any device).
+"""The one hot operation, several ways: ``dense``, ``scan``, ``cpu``, ``cuda``. Every way has the same signature.
 
 :func:`relaxed_cross_cost` is the door. It is a custom operator, so ``torch.compile`` sees it as one node; its first
 derivative is hand-written, in passes of their own: with respect to the projections (in the forward pass), to the
 targets, and to the tokens, each only where it is asked for.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cswe.ops.kernels import dense, scan
+from cswe.ops.kernels import dense
+from cswe.ops.kernels.choose import BACKENDS, backend, choose, way
 from cswe.ops.kernels.problem import Problem
 
-__all__ = ["Problem", "relaxed_cross_cost"]
+__all__ = ["BACKENDS", "Problem", "backend", "relaxed_cross_cost"]
 
 
-def relaxed_cross_cost(problem: Problem, backend: str = "scan") -> Tensor:
+def relaxed_cross_cost(problem: Problem) -> Tensor:
     """Give S of a :class:`Problem`, ``(B, L)``, differentiable in points, tokens, squares and targets."""
-    if backend == "dense":
+    chosen = choose(problem)
+    if chosen == "dense":
         return dense.value(problem)
     with_slope = torch.is_grad_enabled() and problem.points.requires_grad
-    value: Tensor = torch.ops.cswe.relaxed_cross(*problem, with_slope, backend)[0]
+    value: Tensor = torch.ops.cswe.relaxed_cross(*problem, with_slope, chosen)[0]
     return value
-
-
-class _Way(Protocol):
-    """What a module must offer to compute the operation."""
-
-    def value_and_slope(self, problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]: ...
-
-    def targets_gradient(self, problem: Problem, grad: Tensor) -> Tensor: ...
-
-    def tokens_gradient(self, problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-_WAYS: dict[str, _Way] = {"scan": scan}
 
 
 @torch.library.custom_op("cswe::relaxed_cross", mutates_args=())
@@ -54,7 +43,7 @@ def _relaxed_cross(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     problem = Problem(points, order, tokens, squares, targets, centre, lengths, positions, mass, tau)
-    return _WAYS[backend].value_and_slope(problem, with_slope)
+    return way(backend).value_and_slope(problem, with_slope)
 
 
 @_relaxed_cross.register_fake
@@ -93,7 +82,7 @@ def _relaxed_cross_targets(
     backend: str,
 ) -> Tensor:
     problem = Problem(points, order, tokens, squares, targets, centre, lengths, positions, mass, tau)
-    return _WAYS[backend].targets_gradient(problem, grad)
+    return way(backend).targets_gradient(problem, grad)
 
 
 @_relaxed_cross_targets.register_fake
@@ -119,7 +108,7 @@ def _relaxed_cross_tokens(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     problem = Problem(points, order, tokens, squares, targets, centre, lengths, positions, mass, tau)
-    return _WAYS[backend].tokens_gradient(problem, grad)
+    return way(backend).tokens_gradient(problem, grad)
 
 
 @_relaxed_cross_tokens.register_fake
