@@ -128,6 +128,20 @@ class Labels:
         return cls(LabelSpec("multilabel", tuple(names), len(names)), table)
 
     @classmethod
+    def from_table(cls, values: Any, names: Sequence[str] = ()) -> "Labels":
+        """Any number of classes an item, given as 0/1, one column a class.
+
+        Examples
+        --------
+        >>> Labels.from_table([[1, 0], [1, 1]], ["a", "b"]).spec.width
+        2
+        """
+        table = torch.as_tensor(values)
+        if table.ndim != 2 or not bool(((table == 0) | (table == 1)).all()):
+            raise ValueError(f"labels: expected a table of 0 and 1, (n, classes), but got shape {tuple(table.shape)}")
+        return cls(LabelSpec("multilabel", tuple(names), table.shape[1]), table.to(torch.uint8))
+
+    @classmethod
     def real(cls, values: Any, names: Sequence[str] = ()) -> "Labels":
         """Real numbers, one or several an item.
 

@@ -1,0 +1,57 @@
+"""The command `cswe`. A command is a function; its arguments and its docstring are the command line."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import tyro
+
+from cswe import __version__
+from cswe._extras import MissingExtraError
+
+# name: (function, what it does). A function is imported when its command is used, so that help is quick.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "extract": ("cswe.tokens.commands:extract", "run a frozen backbone over a data set once, and keep its tokens"),
+    "inspect": ("cswe.tokens.commands:inspect", "say what is in a store, and check it"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit status.
+
+    Examples
+    --------
+    >>> main(["--version"])
+    cswe 0.1.0
+    0
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    name = given[0] if given else "--help"
+    if name in ("--version", "-V"):
+        print(f"cswe {__version__}")
+        return 0
+    if name in ("--help", "-h"):
+        print(_help())
+        return 0
+    if name not in COMMANDS:
+        print(f"cswe: expected one of {', '.join(COMMANDS)} but got {name!r}\n\n{_help()}", file=sys.stderr)
+        return 2
+    module, _, function = COMMANDS[name][0].partition(":")
+    try:
+        command = getattr(importlib.import_module(module), function)
+        tyro.cli(command, args=given[1:], prog=f"cswe {name}")
+    except (ValueError, OSError, MissingExtraError) as error:
+        print(f"cswe {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"cswe {name}: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: cswe COMMAND …", "", *lines, "", "cswe COMMAND --help tells more; cswe --version, the version."]
+    )

@@ -1,0 +1,135 @@
+"""Where in the cell a protein works: the tables that are published, and any like them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cswe.tokens.errors import BadItemError
+from cswe.tokens.labels import Labels
+from cswe.tokens.sources.base import SPLITS, Source
+from cswe.tokens.sources.tables import read_table
+
+_TEXTS = ("sequence", "text")
+_IDS = ("accession", "acc", "id", "name")
+_TRUE = {"true", "1", "1.0", "yes"}
+# The columns of DeepLoc 2.0's own file, one per location.
+_DEEPLOC = (
+    "Cytoplasm",
+    "Nucleus",
+    "Extracellular",
+    "Cell membrane",
+    "Mitochondrion",
+    "Plastid",
+    "Endoplasmic reticulum",
+    "Lysosome/Vacuole",
+    "Golgi apparatus",
+    "Peroxisome",
+)
+
+
+class SequenceSource(Source):
+    """Sequences of letters, held in memory: all of Swiss-Prot is 200 MB."""
+
+    kind = "sequence"
+    name = "sequences"
+
+    def __init__(self, texts: Sequence[str], ids: Sequence[str], splits: Any, labels: Labels) -> None:
+        super().__init__(ids, splits, labels)
+        self._texts = texts
+
+    def load(self, index: int) -> str:
+        """Return one sequence."""
+        if not self._texts[index].strip():
+            raise BadItemError("is empty")
+        return self._texts[index]
+
+
+class Localization(SequenceSource):
+    """A table of sequences with a label and a split for each; the column names say what it is.
+
+    * ``sequence, target, set, validation``: the table of Zenodo 10631963 (``balanced.csv``).
+    * ``sequence, label, partition``, several labels joined by ``|``: DeepLoc 2.0.
+    * ``Sequence, Partition`` and a 0/1 column for every location: DeepLoc 2.0's own file.
+    * ``text`` or ``sequence``, ``label``, ``split``: any other set.
+
+    Parameters
+    ----------
+    path
+        A CSV or TSV, gzipped or not.
+    multi_label
+        Keep every label of an item. Otherwise only items with exactly one label are kept.
+    partitions
+        Which homology partitions are for validation and for test, when the table has partitions; the rest is for
+        training.
+    """
+
+    name = "localization"
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        multi_label: bool = False,
+        partitions: tuple[tuple[int, ...], tuple[int, ...]] = ((3,), (4,)),
+    ) -> None:
+        self._file = Path(path)
+        rows = ({name.strip().lower(): value for name, value in row.items()} for row in read_table(self._file))
+        texts, ids, splits = [], [], []
+        targets: list[list[str]] = []
+        self._lines: list[int] = []
+        self._dropped = 0
+        for line, row in enumerate(rows, start=2):
+            text = next((row[name] for name in _TEXTS if name in row), None)
+            if text is None:
+                raise ValueError(f"{path}: expected a column named one of {_TEXTS} but got {sorted(row)}")
+            found = _targets(row, self._file)
+            if not multi_label and len(found) != 1:
+                self._dropped += 1
+                continue
+            texts.append(text.strip())
+            ids.append(next((row[name] for name in _IDS if name in row), f"row-{line - 2}"))
+            splits.append(_split(row, partitions, self._file, line))
+            targets.append(found)
+            self._lines.append(line)
+        if not texts:
+            raise ValueError(f"{path}: expected items with {'a' if multi_label else 'exactly one'} label but got none")
+        labels = Labels.from_sets(targets) if multi_label else Labels.from_names([names[0] for names in targets])
+        super().__init__(texts, ids, np.array(splits, dtype=np.uint8), labels)
+        self._options: dict[str, Any] = {"multi_label": multi_label, "other_items_left_out": self._dropped}
+        if "partition" in row:
+            self._options["partitions"] = [list(part) for part in partitions]
+
+    def locate(self, index: int) -> str:
+        """Say in which line a sequence stands."""
+        return f"{self._file}, line {self._lines[index]} ({self.ids[index]})"
+
+    def options(self) -> dict[str, Any]:
+        """Return the choices made."""
+        return self._options
+
+
+def _targets(row: dict[str, str], file: Path) -> list[str]:
+    for name in ("target", "label"):
+        if name in row:
+            return [part.strip() for part in row[name].split("|") if part.strip()]
+    if all(name.lower() in row for name in _DEEPLOC):
+        return [name for name in _DEEPLOC if row[name.lower()].lower() in _TRUE]
+    raise ValueError(f"{file}: expected a column 'target' or 'label', or DeepLoc's locations, but got {sorted(row)}")
+
+
+def _split(row: dict[str, str], partitions: tuple[tuple[int, ...], tuple[int, ...]], file: Path, line: int) -> int:
+    if "partition" in row:
+        try:
+            partition = int(float(row["partition"]))
+        except ValueError:
+            raise ValueError(f"{file}, line {line}: expected a partition number but got {row['partition']!r}") from None
+        return 1 if partition in partitions[0] else 2 if partition in partitions[1] else 0
+    name = row.get("set", row.get("split", "train")).strip().lower()
+    if name == "train" and row.get("validation", "").strip().lower() in _TRUE:
+        return 1
+    name = {"val": "validation", "valid": "validation", "dev": "validation"}.get(name, name)
+    if name not in SPLITS:
+        raise ValueError(f"{file}, line {line}: expected the split to be one of {SPLITS} but got {name!r}")
+    return SPLITS.index(name)

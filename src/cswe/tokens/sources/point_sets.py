@@ -1,0 +1,188 @@
+"""Any HDF5 or NPZ file of point sets."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cswe._extras import require
+from cswe.tokens.errors import BadItemError
+from cswe.tokens.labels import LabelKind, Labels
+from cswe.tokens.randomness import permutation, stratified_split
+from cswe.tokens.sources.archives import open_zip, safe_members
+from cswe.tokens.sources.base import SPLITS, Points, Source
+
+_POINTS = ("points", "data", "tokens", "values", "x")
+_OFFSETS = ("ptr", "offsets")
+_LABELS = ("labels", "label", "y", "target")
+
+
+class PointSets(Source):
+    """Point sets in one HDF5 or NPZ file.
+
+    The arrays looked for are the points (``points``, ``data``, ``tokens``, ``values`` or ``x``): ``(n, N, d)``, or
+    ``(T, d)`` with ``ptr`` or ``offsets`` of n + 1 numbers; and, if there, ``labels`` (integers ``(n,)``, real numbers,
+    or 0/1 ``(n, C)``), ``weights`` in the layout of the points, ``ids`` and ``splits`` (names).
+
+    Parameters
+    ----------
+    path
+        The file. HDF5 is read item by item; NPZ, by its nature, is read at once.
+    points
+        Draw so many points from every set that has more.
+    label_kind
+        What the labels are, where their type does not say it.
+    fractions
+        Shares of validation and test, when the file has no splits.
+    seed
+        Decides points and split.
+    """
+
+    kind = "points"
+    name = "point-sets"
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        points: int | None = None,
+        label_kind: LabelKind | None = None,
+        fractions: tuple[float, float] = (0.1, 0.1),
+        seed: int = 0,
+    ) -> None:
+        self._file = Path(path)
+        self._arrays: dict[str, Any] | None = None
+        self._process = os.getpid()
+        arrays = self._open()
+        self._points_name = _first(arrays, _POINTS)
+        if self._points_name is None:
+            raise ValueError(f"{path}: expected an array named one of {_POINTS} but got {sorted(arrays)}")
+        shape = arrays[self._points_name].shape
+        offsets_name = _first(arrays, _OFFSETS)
+        self._offsets = None if offsets_name is None else np.asarray(arrays[offsets_name], dtype=np.int64)
+        if len(shape) != (3 if self._offsets is None else 2):
+            wanted = "(n, N, d)" if self._offsets is None else "(T, d), since there are offsets,"
+            raise ValueError(f"{path}: expected {self._points_name} of shape {wanted} but got {shape}")
+        if self._offsets is not None and (
+            self._offsets.ndim != 1
+            or self._offsets[0] != 0
+            or self._offsets[-1] != shape[0]
+            or bool((np.diff(self._offsets) < 0).any())
+        ):
+            raise ValueError(f"{path}: expected {offsets_name} to rise from 0 to {shape[0]} but it does not")
+        count = shape[0] if self._offsets is None else len(self._offsets) - 1
+        labels = _labels(arrays, label_kind, count, self._file)
+        ids = _texts(arrays["ids"]) if "ids" in arrays else [str(number) for number in range(count)]
+        splits, self._split_is_given = self._splits(arrays, labels, count, fractions, seed)
+        for name, length in (("ids", len(ids)), ("splits", len(splits))):
+            if length != count:
+                raise ValueError(f"{path}: expected {count} {name} but got {length}")
+        super().__init__(ids, splits, labels)
+        self.dim = int(shape[-1])
+        self.has_weights = "weights" in arrays
+        self._options: dict[str, Any] = {"points": points, "seed": seed}
+        if not self._split_is_given:
+            self._options["fractions"] = list(fractions)
+        self._points, self._seed = points, seed
+
+    @staticmethod
+    def _splits(
+        arrays: dict[str, Any], labels: Labels, count: int, fractions: tuple[float, float], seed: int
+    ) -> tuple[npt.NDArray[np.uint8], bool]:
+        if "splits" in arrays:
+            names = _texts(arrays["splits"])
+            unknown = sorted(set(names) - set(SPLITS))
+            if unknown:
+                raise ValueError(f"splits: expected names out of {SPLITS} but got {unknown[:3]}")
+            return np.array([SPLITS.index(name) for name in names], dtype=np.uint8), True
+        strata = np.zeros(count, dtype=np.int64)
+        if labels.spec.kind == "class" and labels.values is not None:
+            strata = labels.values.numpy()
+        return stratified_split(strata, (1 - sum(fractions), *fractions), seed), False
+
+    def _open(self) -> dict[str, Any]:
+        if self._process != os.getpid():  # forked: HDF5 handles cannot be shared
+            self._arrays, self._process = None, os.getpid()
+        if self._arrays is None:
+            self._arrays = _open_npz(self._file) if self._file.suffix == ".npz" else _open_hdf5(self._file)
+        return self._arrays
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_arrays": None}
+
+    def load(self, index: int) -> Points:
+        """Return one set."""
+        arrays = self._open()
+        where: Any = index
+        if self._offsets is not None:
+            where = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
+        try:
+            points = np.asarray(arrays[str(self._points_name)][where], dtype=np.float32)
+            weights = np.asarray(arrays["weights"][where], dtype=np.float32) if self.has_weights else None
+        except OSError:
+            raise BadItemError("cannot be read from its file") from None
+        if not len(points):
+            raise BadItemError("has no points")
+        if not np.isfinite(points).all():
+            raise BadItemError("has points that are not finite")
+        if self._points is not None and len(points) > self._points:
+            chosen = permutation(len(points), "points", self._seed, self.ids[index])[: self._points]
+            points, weights = points[chosen], None if weights is None else weights[chosen]
+        return Points(points, weights)
+
+    def locate(self, index: int) -> str:
+        """Say in which file a set lies."""
+        return f"{self._file}, set {index}"
+
+    def options(self) -> dict[str, Any]:
+        """Return the choices made."""
+        return self._options
+
+
+def _first(arrays: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if name in arrays), None)
+
+
+def _texts(array: Any) -> list[str]:
+    return [entry.decode() if isinstance(entry, bytes) else str(entry) for entry in np.asarray(array).reshape(-1)]
+
+
+def _labels(arrays: dict[str, Any], kind: LabelKind | None, count: int, file: Path) -> Labels:
+    name = _first(arrays, _LABELS)
+    if name is None or kind == "none":
+        return Labels()
+    values = np.asarray(arrays[name])
+    if len(values) != count:
+        raise ValueError(f"{file}: expected {count} {name} but got {len(values)}")
+    flat = values.reshape(count, -1)
+    if kind is None:
+        kind = "real" if flat.dtype.kind == "f" else "class" if flat.shape[1] == 1 else "multilabel"
+    if kind == "real":
+        return Labels.real(flat)
+    if kind == "class":
+        if flat.dtype.kind in "SUO":
+            return Labels.from_names(_texts(flat))
+        return Labels.classes(flat.astype(np.int64))
+    return Labels.from_table(flat)
+
+
+def _open_npz(file: Path) -> dict[str, Any]:
+    with open_zip(file) as archive:
+        safe_members(archive)
+    try:
+        # No pickles: an object array is refused.
+        with np.load(file, allow_pickle=False) as content:
+            return {name: content[name] for name in content.files}
+    except ValueError as error:
+        raise ValueError(f"{file}: expected plain arrays but {error}") from None
+
+
+def _open_hdf5(file: Path) -> dict[str, Any]:
+    h5py = require("h5py", "data")
+    try:
+        content = h5py.File(file, "r")
+    except OSError as error:
+        raise ValueError(f"{file}: expected an HDF5 file but it cannot be read ({error})") from None
+    return {name: array for name, array in content.items() if isinstance(array, h5py.Dataset)}
