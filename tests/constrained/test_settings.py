@@ -91,6 +91,15 @@ def test_schedule_reaches_the_step_and_rates_may_be_set():
             duals.lr = 0.25
 
 
+def test_slack_has_its_own_schedule():
+    feed = run([[3.0]] * 3, bound=1.0, lr=1.0, slack_lr=0.5, slack_weight=1.0, slack_schedule={1: 0.1})
+    for duals, slack, dual in zip(feed, (0.0, 0.1, 0.29), (2.0, 3.9, 5.61), strict=True):
+        # λ by 1 (3 - 1 - s) throughout; s by 0.05 (λ - s) from the second step on
+        assert duals.record()["fed"]["slack"].item() == pytest.approx(slack)
+        assert duals.record()["fed"]["dual"].item() == pytest.approx(dual)
+        duals.next_epoch()
+
+
 def test_adam_equals_torch_adam_with_projection():
     gradients = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rule = ProjectedAdam(betas=(0.8, 0.95), eps=1e-6)
@@ -137,6 +146,8 @@ def test_words_for_a_reader():
     assert "dual   1 (from 0.5 to 1.5)" in duals.summary()
     assert "slack" not in duals.summary()
     assert repr(duals).startswith("PrimalDual([Constraint('fed', bound=Fraction(fraction=0.5, batches=2))], lr=1,")
+    (duals,) = run([[[1.0, 3.0]]], bound=2.0, lr=1.0)
+    assert "bound  2\n" in duals.summary()
     assert "not seen yet" in PrimalDual(Constraint(lambda: None, 1.0), lr=1).summary()
 
 

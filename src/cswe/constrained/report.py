@@ -44,9 +44,8 @@ def warning(multiplier: Multiplier, stuck: list[int]) -> str:
 
 
 def _numbers(values: Tensor) -> str:
-    if len(values) == 1:
-        return f"{values.item():.4g}"
-    return f"{values.mean().item():.4g} (from {values.min().item():.4g} to {values.max().item():.4g})"
+    mean, least, most = (f"{number.item():.4g}" for number in (values.mean(), values.min(), values.max()))
+    return mean if least == most else f"{mean} (from {least} to {most})"
 
 
 def _rounding(bound: Tensor) -> Tensor:
