@@ -1,3 +1,28 @@
-"""Pool sets of vectors by (constrained) sliced Wasserstein embedding."""
+"""Pool sets of vectors by (constrained) sliced Wasserstein embedding.
+
+Three names make a training loop: :class:`SWEPool` turns sets into vectors, :class:`SWGGBound` says what its slices must
+keep to, and :class:`PrimalDual` sees to it. The operations below them are in :mod:`cswe.ops`.
+"""
+
+from cswe.constrained import Constraint, Fraction, PrimalDual
+from cswe.nn import AttentionPool, CLSPool, MaxPool, MeanPool, SWEPool, SWGGBound, TokenWeights
+from cswe.ops import HardSort, SoftSort
+from cswe.ops.kernels import backend
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AttentionPool",
+    "CLSPool",
+    "Constraint",
+    "Fraction",
+    "HardSort",
+    "MaxPool",
+    "MeanPool",
+    "PrimalDual",
+    "SWEPool",
+    "SWGGBound",
+    "SoftSort",
+    "TokenWeights",
+    "backend",
+]

@@ -5,7 +5,6 @@ run when ``validate`` is true; ``None`` means "in eager use on the CPU", where l
 accelerator a look costs a synchronisation, and under ``torch.compile`` or ``torch.export`` it has no place.
 """
 
-import contextlib
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -25,12 +24,11 @@ def without_autocast(function: Callable[_Args, _Result]) -> Callable[_Args, _Res
 
     @wraps(function)
     def exact(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
-        with contextlib.ExitStack() as stack:
-            # Entered only where needed, so that exported graphs stay free of autocast regions.
-            for device in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(device):
-                    stack.enter_context(torch.autocast(device, enabled=False))
-            return function(*args, **kwargs)
+        # Entered only where needed, so that exported graphs stay free of autocast regions.
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return exact
 

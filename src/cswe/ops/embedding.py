@@ -117,17 +117,28 @@ def quantile_function(
     ranked, order = sort_with_padding_last(values, row_mask)
     if interpolation == "linear":
         return _interpolate(ranked, points, row_mask)
-    if weights is None and mask is None:
-        if values.shape[-1] == points:
-            return ranked
-        return (rank_coupling(values.shape[-1], points, device=values.device).T @ ranked) * points
     if weights is None:
-        assert mask is not None
-        mass = filled_ranks(mask).unsqueeze(-2)
+        mass = None if mask is None else filled_ranks(mask).unsqueeze(-2)
     else:
         mass = weights if mask is None else torch.where(mask, weights, 0.0)
         mass = mass.unsqueeze(-2).expand(values.shape).gather(-1, order)
-    steps = torch.arange(1, points + 1, device=values.device, dtype=torch.float64) / points
+    return quantiles_of_sorted(ranked, mass, points)
+
+
+def quantiles_of_sorted(ranked: Tensor, mass: Tensor | None, points: int) -> Tensor:
+    """Give the barycentric quantile functions ``(…, M)`` of ascending values ``(…, N)``.
+
+    Masses in rank order broadcast (``None``: uniform).
+    """
+    count = ranked.shape[-1]
+    if mass is None and not torch.compiler.is_compiling():
+        if count == points:
+            return ranked
+        return (rank_coupling(count, points, device=ranked.device).T @ ranked) * points
+    if mass is None:
+        # In a compiled graph the number of tokens may be symbolic: no branch and no integer coupling on it.
+        mass = torch.ones_like(ranked)
+    steps = torch.arange(1, points + 1, device=ranked.device, dtype=torch.float64) / points
     return (couple_edges(cumulative(mass), steps).T @ ranked) * points
 
 
@@ -259,18 +270,18 @@ def l_moments_of_sorted(ranked: Tensor, mass: Tensor | None, k: int) -> Tensor:
     """
     count = ranked.shape[-1]
     if mass is None:
-        mean = ranked.mean(-1)
-        steps = torch.arange(1, count, device=ranked.device, dtype=torch.float64)
-        polynomials = _integrated_legendre(steps / count, k).to(ranked.dtype)
-        higher = -(torch.diff(ranked, dim=-1) @ polynomials.T)
-        return torch.cat([mean.unsqueeze(-1), higher], dim=-1)
+        # Data-free: one small matrix, made in float64, takes the place of the gaps.
+        edges = torch.arange(count + 1, device=ranked.device, dtype=torch.float64) / count
+        steps = torch.diff(torch.cat([edges.unsqueeze(0), _integrated_legendre(edges, k)]), dim=-1)
+        return ranked @ steps.to(ranked.dtype).T
     mass = mass.to(ranked.dtype)
     edges = mass.cumsum(-1)
     total = edges[..., -1:]
-    mean = (ranked * mass).sum(-1) / total.squeeze(-1)
-    gaps = torch.diff(ranked, dim=-1)
-    moments = [mean]
-    for polynomial in _integrated_legendre((edges / total)[..., :-1], k):
+    moments = [(ranked * mass).sum(-1) / total.squeeze(-1)]
+    # The last value has no gap behind it. (A tensor of N − 1 gaps would forbid N = 2 in an exported graph.)
+    is_last = torch.arange(count, device=ranked.device) == count - 1
+    gaps = torch.where(is_last, 0.0, torch.roll(ranked, -1, -1) - ranked)
+    for polynomial in _integrated_legendre(edges / total, k):
         moments.append(-(polynomial * gaps).sum(-1))
     return torch.stack(moments, dim=-1)
 

@@ -1,0 +1,59 @@
+"""What every pooling does with its input before it pools: one door, one set of rules."""
+
+import torch
+from torch import Tensor
+
+from cswe.ops._inputs import as_mask, check_finite, check_points, check_weights, looks_at_values
+
+
+def enter(
+    tokens: Tensor, mask: Tensor | None, weights: Tensor | None, width: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Check a batch of sets and make what is masked harmless.
+
+    Parameters
+    ----------
+    tokens
+        ``(B, N, width)``, any floating dtype.
+    mask
+        ``(B, N)``, bool or 0/1, True = valid; what is masked is never read, in forward or gradient.
+    weights
+        Masses ``(B, N)``, not necessarily normalised.
+    width
+        The number of dimensions expected.
+    dtype
+        The precision to compute in.
+
+    Returns
+    -------
+    tuple
+        Tokens in ``dtype`` with zeros under the mask, the boolean mask, and the weights in ``dtype``, zero under the
+        mask.
+    """
+    check_points(tokens, "tokens", (3,), width=width)
+    shape = tuple(tokens.shape[:2])
+    look = looks_at_values(None, tokens)
+    mask = as_mask(mask, shape, "mask", look)
+    check_weights(weights, shape, "weights", look)
+    tokens = tokens.to(dtype)
+    if mask is not None:
+        tokens = torch.where(mask.unsqueeze(-1), tokens, 0.0)
+    if look:
+        check_finite(tokens, "tokens", " among the valid ones")
+    if weights is not None:
+        weights = weights.to(dtype)
+        if mask is not None:
+            weights = torch.where(mask, weights, 0.0)
+            if look and bool((weights == 0).all(-1).any()):
+                raise ValueError("the mask and the weights together leave no mass in a sample")
+    return tokens, mask, weights
+
+
+def result_dtype(tokens: Tensor, parameter: Tensor) -> torch.dtype:
+    """Give the dtype of a pooled vector: that of tokens and parameters together; float32 under autocast.
+
+    Tokens kept in half precision and a float32 layer give float32; a layer in half precision gives half precision.
+    """
+    if torch.is_autocast_enabled(tokens.device.type):
+        return torch.float32
+    return torch.promote_types(tokens.dtype, parameter.dtype)

@@ -1,0 +1,75 @@
+"""What a pool can learn from data before training: scale, principal directions, quantiles."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class TokenStatistics(nn.Module):
+    """Subtract the tokens' mean and divide by their common spread, both kept as buffers.
+
+    One spread for all dimensions: directions keep their relative importance.
+    """
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("spread", torch.ones(()))
+        self._measured = False
+
+    @torch.no_grad()
+    def measure(self, tokens: Tensor) -> Tensor:
+        """Measure tokens ``(T, d)`` and give them standardised."""
+        mean = tokens.mean(0)
+        spread = (tokens - mean).square().mean().sqrt()
+        if not bool(spread > 0):
+            raise ValueError("the tokens given to measure their spread are all equal")
+        self.mean.copy_(mean)
+        self.spread.copy_(spread)
+        self._measured = True
+        return (tokens - mean) / spread
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Standardise tokens ``(…, d)``."""
+        if not self._measured:
+            raise RuntimeError(
+                "standardize=True needs statistics: call pool.init_from(tokens, mask) on training tokens first"
+            )
+        return (tokens - self.mean.to(tokens.dtype)) / self.spread.to(tokens.dtype)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._measured = True
+
+
+def principal_start(tokens: Tensor, slices: int, points: int | None, seed: int) -> tuple[Tensor, Tensor | None]:
+    """Give L directions and M reference points that fit tokens ``(T, d)``.
+
+    The directions are principal ones, followed by random ones where L > d. Along every principal direction the
+    reference has the quantiles of the tokens, so that it covers them; which quantiles meet in one point is drawn.
+    """
+    count, dim = tokens.shape
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    mean = tokens.mean(0)
+    centred = tokens - mean
+    _, vectors = torch.linalg.eigh(centred.T @ centred / count)
+    principal = vectors.T.flip(0)  # descending variance
+    extra = torch.randn(max(0, slices - dim), dim, generator=generator, dtype=torch.float64).to(tokens)
+    directions = torch.cat([principal[:slices], nn.functional.normalize(extra, dim=-1)])
+    if points is None:
+        return directions, None
+    levels = (torch.arange(points, dtype=torch.float64, device=tokens.device) + 0.5) / points
+    coordinates = torch.quantile(_sample(centred @ principal.T, generator), levels, dim=0)  # (M, d)
+    mixed = torch.stack([torch.randperm(points, generator=generator).to(tokens.device) for _ in range(dim)], dim=1)
+    return directions, mean + coordinates.gather(0, mixed) @ principal
+
+
+def _sample(rows: Tensor, generator: torch.Generator, most: int = 100_000) -> Tensor:
+    """Take some rows where there are too many: torch.quantile has a size limit, and more would not be seen."""
+    if rows.shape[0] <= most:
+        return rows
+    return rows[torch.randperm(rows.shape[0], generator=generator)[:most].to(rows.device)]
