@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = getattr(importlib.import_module(module), function)
         tyro.cli(command, args=given[1:], prog=f"cswe {name}")
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        sys.stdout = None
+        return 0
     except (ValueError, OSError, MissingExtraError) as error:
         print(f"cswe {name}: {error}", file=sys.stderr)
         return 1

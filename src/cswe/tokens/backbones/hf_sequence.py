@@ -62,7 +62,7 @@ class SequencePreparer:
         counts: Counter[str] = Counter()
         if self.protein:
             counts.update(f"residue {letter}" for letter in "".join(raw.split()).translate(_USUAL))
-        numbers = self._tokenizer(raw, add_special_tokens=False)["input_ids"]
+        numbers = self._tokenizer(raw, add_special_tokens=False, verbose=False)["input_ids"]
         if not numbers:
             raise BadItemError("has no tokens")
         if self.protein and len(numbers) != len("".join(raw.split())):

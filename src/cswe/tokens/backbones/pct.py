@@ -6,6 +6,7 @@ References
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,13 @@ class PointEmbedding(nn.Module):
         return torch.relu(self.bn2(self.conv2(hidden)))
 
 
-class OffsetAttention(nn.Module):
-    """Self-attention of which the difference to the input goes on; queries and keys share their weights.
+class PointAttention(nn.Module):
+    """Self-attention between points, added to the input; queries and keys share their weights.
 
-    With ``A`` the attention of row-wise softmax, its columns then scaled to sum to one, and ``F = V A``:
-    ``x + ReLU(BatchNorm(W (x − F)))``.
+    With ``A = softmax(QᵀK / √d_k)`` over its last axis: ``x + ReLU(BatchNorm(W (V A)))``.
+
+    The form is that of the published weights: with it, and not with the offset ``x − V A`` or the second
+    normalisation that the paper also describes, the batch norms receive what they remember from training.
     """
 
     def __init__(self, width: int) -> None:
@@ -60,10 +63,8 @@ class OffsetAttention(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """``(B, width, N)`` to the same."""
         queries, keys, values = self.q_conv(hidden), self.k_conv(hidden), self.v_conv(hidden)
-        attention = torch.softmax(queries.transpose(1, 2) @ keys, dim=-1)
-        attention = attention / (1e-9 + attention.sum(dim=1, keepdim=True))
-        offset = hidden - values @ attention
-        return hidden + torch.relu(self.after_norm(self.trans_conv(offset)))
+        attention = torch.softmax(queries.transpose(1, 2) @ keys / math.sqrt(queries.shape[1]), dim=-1)
+        return hidden + torch.relu(self.after_norm(self.trans_conv(values @ attention)))
 
 
 class PointCloudTransformer(nn.Module):
@@ -84,10 +85,10 @@ class PointCloudTransformer(nn.Module):
     def __init__(self, width: int = 128, out_dim: int = 256) -> None:
         super().__init__()
         self.embedding = PointEmbedding(width)
-        self.sa1 = OffsetAttention(width)
-        self.sa2 = OffsetAttention(width)
-        self.sa3 = OffsetAttention(width)
-        self.sa4 = OffsetAttention(width)
+        self.sa1 = PointAttention(width)
+        self.sa2 = PointAttention(width)
+        self.sa3 = PointAttention(width)
+        self.sa4 = PointAttention(width)
         self.linear = nn.Sequential(
             nn.Conv1d(4 * width, out_dim, 1, bias=False), nn.BatchNorm1d(out_dim), nn.LeakyReLU(0.2)
         )
