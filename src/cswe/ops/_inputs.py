@@ -71,9 +71,12 @@ def check_points(points: object, name: str, ranks: tuple[int, ...], width: int |
 
 
 def check_finite(tensor: Tensor, name: str, where: str = "") -> None:
-    """Raise if a value is NaN or infinite. One reduction: a finite sum means that all terms are finite."""
+    """Raise if a value is NaN or infinite. One reduction: a finite sum means that all terms are finite.
+
+    (One that overflows means nothing, and a second look follows. A sum in float64 would copy the tensor first.)
+    """
     with torch.no_grad():
-        total = tensor.sum(dtype=torch.float64)
+        total = tensor.sum(dtype=working_dtype(tensor))
         if torch.isfinite(total):
             return
         bad = int((~torch.isfinite(tensor)).sum())

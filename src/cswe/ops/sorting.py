@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cswe.ops._inputs import as_mask, check_floating, looks_at_values, working_dtype
+from cswe.ops.fast_sort import sort_rows
 from cswe.ops.laplace import laplace_sums
 
 
@@ -22,8 +23,8 @@ def sort_with_padding_last(values: Tensor, mask: Tensor | None) -> tuple[Tensor,
     inf − inf is NaN.) The mask broadcasts.
     """
     if mask is None:
-        return torch.sort(values, dim=-1, stable=True)
-    ordered, order = torch.sort(values.masked_fill(~mask, torch.finfo(values.dtype).max), dim=-1, stable=True)
+        return sort_rows(values)
+    ordered, order = sort_rows(values.masked_fill(~mask, torch.finfo(values.dtype).max))
     count = mask.sum(-1, keepdim=True).expand(*values.shape[:-1], 1)
     last = ordered.detach().gather(-1, count - 1)
     return torch.where(filled_ranks(mask), ordered, last), order
