@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cswe.ops.coupling import cumulative
-from cswe.ops.kernels import Problem, relaxed_cross_cost
+from cswe.ops.fast_sort import sort_rows
+from cswe.ops.kernels import Problem, relaxed_cross_cost, relaxed_ranks
 from cswe.ops.measure import Measure, centre_of, weighted_mean
 from cswe.ops.sorting import SoftSort, filled_ranks, sort_with_padding_last
 
@@ -22,19 +23,18 @@ def relaxed_squared_cost(
     projections = (centred @ directions.T).transpose(-1, -2)
     mask = None if source.mask is None else source.mask.unsqueeze(-2)
     scale = relaxation.scale(projections, mask)
-    relaxation = SoftSort(relaxation.tau)
     points, order = sort_with_padding_last(projections / scale, mask)
     sample = RankedSample(source, squares, points, order)
     if target.points.ndim == 2:
         reference = target._replace(points=target.points - centre)
-        return _relaxed_against(sample, reference, centre, directions / scale, relaxation)
+        return _relaxed_against(sample, reference, centre, directions / scale, relaxation.tau)
 
     def one(index: int) -> tuple[Tensor, Tensor]:
         here = slice(index, index + 1)
         part = RankedSample(source.samples(here), squares[here], points[here], order[here])
         reference = target.sample(index)
         reference = reference._replace(points=reference.points - centre)
-        return _relaxed_against(part, reference, centre, directions / scale, relaxation)
+        return _relaxed_against(part, reference, centre, directions / scale, relaxation.tau)
 
     # One reference per sample: P U of all of them would be the B×L×M×d that we avoid: recomputed in backward.
     parts = [
@@ -53,7 +53,7 @@ class RankedSample(NamedTuple):
 
 
 def _relaxed_against(
-    sample: RankedSample, reference: Measure, centre: Tensor, directions: Tensor, relaxation: SoftSort
+    sample: RankedSample, reference: Measure, centre: Tensor, directions: Tensor, tau: float
 ) -> tuple[Tensor, Tensor]:
     """Compare samples with one reference ``(M, d)``, already centred."""
     source = sample.measure
@@ -61,9 +61,8 @@ def _relaxed_against(
         reference = reference.only_valid()
     y = reference.points
     projections = directions @ y.T
-    P = relaxation(projections)
     y_squares = y.square().sum(-1)
-    ranked = P @ torch.cat([y, y_squares.unsqueeze(-1)], dim=-1).unsqueeze(0)
+    ranked = relaxed_ranks(*sort_rows(projections), torch.cat([y, y_squares.unsqueeze(-1)], dim=-1), tau)
 
     count = y.shape[0]
     target_mass = torch.full((1, count), 1 / count, dtype=torch.float64, device=y.device)
@@ -97,7 +96,7 @@ def _relaxed_against(
             lengths=lengths,
             positions=positions,
             mass=mass,
-            tau=relaxation.tau,
+            tau=tau,
         )
     )
     reference_part = (ranked[..., -1] * target_mass).sum(-1)

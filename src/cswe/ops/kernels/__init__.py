@@ -14,7 +14,7 @@ from cswe.ops.kernels import dense
 from cswe.ops.kernels.choose import BACKENDS, backend, choose, way
 from cswe.ops.kernels.problem import Problem
 
-__all__ = ["BACKENDS", "Problem", "backend", "relaxed_cross_cost"]
+__all__ = ["BACKENDS", "Problem", "backend", "relaxed_cross_cost", "relaxed_ranks"]
 
 
 def relaxed_cross_cost(problem: Problem) -> Tensor:
@@ -25,6 +25,75 @@ def relaxed_cross_cost(problem: Problem) -> Tensor:
     with_slope = torch.is_grad_enabled() and problem.points.requires_grad
     value: Tensor = torch.ops.cswe.relaxed_cross(*problem, with_slope, chosen)[0]
     return value
+
+
+def relaxed_ranks(points: Tensor, order: Tensor, rows: Tensor, tau: float) -> Tensor:
+    """Sort rows softly along every slice: ``P_l @ rows``, ``(L, M, D)``, differentiable in points and rows.
+
+    This is the same operation once more, read the other way: the rows of rank r are the derivative of S by T_r.
+
+    Parameters
+    ----------
+    points, order
+        Sorted projections and the row that has rank r, both ``(L, M)``.
+    rows
+        ``(M, D)``.
+    tau
+        Temperature of the soft sort.
+    """
+    problem = _of_rows(points, order, rows, rows.expand(points.shape[0], *rows.shape), tau)
+    chosen = choose(problem)
+    if chosen == "dense":
+        return dense.ranks(problem).squeeze(0)
+    result: Tensor = torch.ops.cswe.relaxed_ranks(points, order, rows, tau, chosen)
+    return result
+
+
+def _of_rows(points: Tensor, order: Tensor, rows: Tensor, targets: Tensor, tau: float) -> Problem:
+    """State the problem of one sample without squares: S is −2 ⟨P_l rows, targets_l⟩."""
+    return Problem(
+        points=points.unsqueeze(0),
+        order=order.unsqueeze(0),
+        tokens=rows.unsqueeze(0),
+        squares=points.new_zeros((1, rows.shape[0])),
+        targets=targets,
+        centre=points.new_zeros(rows.shape[1]),
+        lengths=None,
+        positions=None,
+        mass=None,
+        tau=tau,
+    )
+
+
+@torch.library.custom_op("cswe::relaxed_ranks", mutates_args=())
+def _relaxed_ranks(points: Tensor, order: Tensor, rows: Tensor, tau: float, backend: str) -> Tensor:
+    problem = _of_rows(points, order, rows, rows.expand(points.shape[0], *rows.shape), tau)
+    return way(backend).targets_gradient(problem, points.new_full((1, points.shape[0]), -0.5))
+
+
+@_relaxed_ranks.register_fake
+def _(points: Tensor, order: Tensor, rows: Tensor, tau: float, backend: str) -> Tensor:
+    return points.new_empty((points.shape[0], *rows.shape))
+
+
+def _setup_ranks(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    points, order, rows, ctx.tau, ctx.backend = inputs
+    ctx.save_for_backward(points, order, rows)
+
+
+def _ranks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    points, order, rows = ctx.saved_tensors
+    at_points, at_rows = None, None
+    problem = _of_rows(points, order, rows, grad.contiguous() * -0.5, ctx.tau)
+    if ctx.needs_input_grad[0]:
+        at_points = torch.ops.cswe.relaxed_cross(*problem, True, ctx.backend)[1].squeeze(0)
+    if ctx.needs_input_grad[2]:
+        ones = points.new_ones((1, points.shape[0]))
+        at_rows = torch.ops.cswe.relaxed_cross_tokens(ones, *problem, ctx.backend)[0].squeeze(0)
+    return at_points, None, at_rows, None, None
+
+
+_relaxed_ranks.register_autograd(_ranks_backward, setup_context=_setup_ranks)
 
 
 @torch.library.custom_op("cswe::relaxed_cross", mutates_args=())

@@ -64,7 +64,7 @@ def backend(name: str) -> Iterator[None]:
 
 def choose(problem: Problem) -> str:
     """Name the way to compute this problem."""
-    asked = _chosen.get() or _checked(os.environ.get("CSWE_BACKEND", "auto"), "CSWE_BACKEND")
+    asked = _asked()
     if asked == "auto":
         return _best(problem)
     if asked in ("cpu", "cuda"):
@@ -82,6 +82,10 @@ def way(name: str) -> Way:
     """Import the module of a way."""
     module: Way = importlib.import_module(f"cswe.ops.kernels.{name}")
     return module
+
+
+def _asked() -> str:
+    return _chosen.get() or _checked(os.environ.get("CSWE_BACKEND", "auto"), "CSWE_BACKEND")
 
 
 def _best(problem: Problem) -> str:

@@ -1,20 +1,19 @@
 """The fused pass compiled for the CPU by numba: samples and slices shared out over torch's threads.
 
-The threads are Python's, and the compiled loops let go of the interpreter. numba's own would be a second pool, one whose
-default kind may not be entered from two threads at once and does not survive a fork; and loops without parallel regions
-compile in a fraction of the time.
+The threads are Python's, and the compiled loops let go of the interpreter. numba's own would be a second pool, whose
+default kind may not be entered from two threads at once and does not survive a fork; and loops without parallel
+regions compile in a fraction of the time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cswe.ops._memory import share_out
 from cswe.ops.kernels import cpu_loops
-from cswe.ops.kernels.cpu_loops import Array
+from cswe.ops.kernels.cpu_steps import Array
 from cswe.ops.kernels.problem import Problem
 
 BLOCK_ELEMENTS = 1 << 22
@@ -39,7 +38,7 @@ def value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]
         into = _array(value[here]), _array(slope[here])
         groups = _sample_groups(lengths, rows[0].nbytes)
         some_slices = _split(np.arange(slices), len(groups))
-        _share_out(
+        share_out(
             cpu_loops.fused,
             [
                 (points, order, rows, targets, lengths, group, some, problem.tau, *into)
@@ -60,12 +59,9 @@ def targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
         samples = _by_length(lengths)
         size = max(1, min(CACHE_BYTES // rows[0].nbytes, slices // (2 * torch.get_num_threads())))
         groups = np.array_split(np.arange(slices), -(-slices // size))
-        _share_out(
+        share_out(
             cpu_loops.sums_at_ranks,
-            [
-                (points, order, rows, weights, lengths, samples, group, problem.tau, _array(result))
-                for group in groups
-            ],
+            [(points, order, rows, weights, lengths, samples, group, problem.tau, _array(result)) for group in groups],
         )
     return result
 
@@ -81,7 +77,7 @@ def tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
         points, order = _array(part.points), _array(part.order)
         gradient = np.zeros((len(points), count, _padded(width + 1)), points.dtype)
         groups = _sample_groups(lengths, gradient[0].nbytes)
-        _share_out(
+        share_out(
             cpu_loops.sums_at_tokens,
             [(points, order, targets, weights, lengths, group, problem.tau, gradient) for group in groups],
         )
@@ -122,7 +118,7 @@ def _lengths(problem: Problem) -> Array:
 
 
 def _by_length(lengths: Array) -> Array:
-    """Samples, the longest first: those of one length share work, and short ones even out the threads."""
+    """List the samples, the longest first: those of one length share work, and short ones even out the threads."""
     return np.argsort(-lengths, kind="stable")
 
 
@@ -138,27 +134,3 @@ def _split(slices: Array, groups: int) -> list[Array]:
     """Cut the slices in so many parts that, with the groups of samples, every thread gets several."""
     parts = -(-4 * torch.get_num_threads() // groups)
     return np.array_split(slices, min(parts, len(slices)))
-
-
-def _share_out(function: Callable[..., None], tasks: Sequence[tuple[Any, ...]]) -> None:
-    """Call the function with every tuple of arguments, on as many threads as torch would use."""
-    todo = list(reversed(tasks))
-
-    def work() -> None:
-        while True:
-            try:
-                arguments = todo.pop()  # one thread gets it: list methods are atomic
-            except IndexError:
-                return
-            function(*arguments)
-
-    helpers = min(torch.get_num_threads(), len(tasks)) - 1
-    if helpers < 1:
-        work()
-        return
-    # Made for this call: starting a thread is cheap beside the work, and nothing has to survive a fork.
-    with ThreadPoolExecutor(helpers) as pool:
-        running = [pool.submit(work) for _ in range(helpers)]
-        work()
-        for helper in running:
-            helper.result()
