@@ -23,12 +23,12 @@ A lower bound is an upper bound on the negative; per-sample requirements are the
 bounded by 0.
 """
 
-from .bound import Fraction
-from .constraint import Constraint
-from .distributed import rank_weight
-from .primal_dual import PrimalDual
-from .rules import ProjectedAdam, ProjectedGradient
-from .watch import InfeasibleBoundWarning
+from cswe.constrained.bound import Fraction
+from cswe.constrained.constraint import Constraint
+from cswe.constrained.distributed import rank_weight
+from cswe.constrained.primal_dual import PrimalDual
+from cswe.constrained.rules import ProjectedAdam, ProjectedGradient
+from cswe.constrained.watch import InfeasibleBoundWarning
 
 __all__ = [
     "Constraint",

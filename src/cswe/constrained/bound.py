@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ._checks import number
+from cswe.constrained._checks import number
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ._checks import number
-from .bound import Bound, as_bound
+from cswe.constrained._checks import number
+from cswe.constrained.bound import Bound, as_bound
 
 Values: TypeAlias = Callable[..., Tensor]
 Count: TypeAlias = Callable[..., float]

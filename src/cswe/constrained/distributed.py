@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._checks import number
+from cswe.constrained._checks import number
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

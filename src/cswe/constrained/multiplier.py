@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from .bound import Fraction
-from .constraint import Constraint
-from .rules import Memory, Rule
-from .watch import Watch
+from cswe.constrained.bound import Fraction
+from cswe.constrained.constraint import Constraint
+from cswe.constrained.rules import Memory, Rule
+from cswe.constrained.watch import Watch
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from . import saved
-from ._checks import number
-from .constraint import Constraint, as_constraint
-from .distributed import Total, is_first, sum_over_ranks
-from .multiplier import Multiplier
-from .report import summary, warning
-from .rules import ProjectedGradient, Rule, as_rule
-from .schedule import Schedule, as_schedule
-from .watch import InfeasibleBoundWarning
+from cswe.constrained._checks import number
+from cswe.constrained.constraint import Constraint, as_constraint
+from cswe.constrained.distributed import Total, is_first, sum_over_ranks
+from cswe.constrained.multiplier import Multiplier
+from cswe.constrained.report import summary, warning
+from cswe.constrained.rules import ProjectedGradient, Rule, as_rule
+from cswe.constrained.schedule import Schedule, as_schedule
+from cswe.constrained.watch import InfeasibleBoundWarning
+
+from cswe.constrained import saved
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from .bound import Fraction
-from .multiplier import Multiplier
+from cswe.constrained.bound import Fraction
+from cswe.constrained.multiplier import Multiplier
 
 
 def summary(multiplier: Multiplier) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from ._checks import number
+from cswe.constrained._checks import number
 
 Memory: TypeAlias = dict[str, Tensor]
 

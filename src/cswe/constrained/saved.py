@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .multiplier import Multiplier, State
-from .watch import Watch
+from cswe.constrained.multiplier import Multiplier, State
+from cswe.constrained.watch import Watch
 
 WATCH = ("watch.rose", "watch.early", "watch.late", "watch.steps", "watch.patience", "warned")
 

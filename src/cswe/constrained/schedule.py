@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ._checks import number
+from cswe.constrained._checks import number
 
 Schedule: TypeAlias = Callable[[int], float]
 
