@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cswe.tokens.backbones.resize import SUPPORTS, resize_images
+from cswe.tokens.backbones.resize import SUPPORTS, enlarge_images
 from cswe.tokens.errors import BadItemError
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -121,8 +121,9 @@ class ImagePreparer:
         top, left, bottom, right = _crop_box(self.recipe, height, width)
         output = self.recipe.output
         # What has the model's size when it arrives is taken for finished, so anything of that size is finished here.
-        small = raw.width * raw.height <= output[0] * output[1] and (raw.height, raw.width) != output
-        if not small or self.recipe.resample not in SUPPORTS:
+        # And what shrinks along an axis is, since the order in which Pillow takes the axes then varies.
+        small = raw.height <= height and raw.width <= width and raw.height * raw.width <= output[0] * output[1]
+        if not small or (raw.height, raw.width) == output or self.recipe.resample not in SUPPORTS:
             raw = raw.resize((width, height), self.recipe.resample).crop((left, top, right, bottom))
         return torch.from_numpy(np.array(raw, dtype=np.uint8)).permute(2, 0, 1)
 
@@ -153,7 +154,7 @@ class ImagePreparer:
             return images.float()
         height, width = self.recipe.resized(images.shape[-2], images.shape[-1])
         top, left, bottom, right = _crop_box(self.recipe, height, width)
-        return resize_images(images, height, width, self.recipe.resample)[:, :, top:bottom, left:right]
+        return enlarge_images(images, height, width, self.recipe.resample)[:, :, top:bottom, left:right]
 
 
 def _crop_box(recipe: ImageRecipe, height: int, width: int) -> tuple[int, int, int, int]:

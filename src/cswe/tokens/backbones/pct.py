@@ -43,7 +43,7 @@ class PointEmbedding(nn.Module):
 
 
 class PointAttention(nn.Module):
-    """Self-attention between points, added to the input; queries and keys share their weights.
+    """Self-attention between points, added to the input; in trained weights queries and keys are the same.
 
     With ``A = softmax(QᵀK / √d_k)`` over its last axis: ``x + ReLU(BatchNorm(W (V A)))``.
 
@@ -55,7 +55,6 @@ class PointAttention(nn.Module):
         super().__init__()
         self.q_conv = nn.Conv1d(width, width // 4, 1, bias=False)
         self.k_conv = nn.Conv1d(width, width // 4, 1, bias=False)
-        self.k_conv.weight = self.q_conv.weight
         self.v_conv = nn.Conv1d(width, width, 1)
         self.trans_conv = nn.Conv1d(width, width, 1)
         self.after_norm = nn.BatchNorm1d(width)
@@ -198,4 +197,9 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
     for prefix in ("backbone.", "encoder."):
         inside = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         state = inside or state
+    # A file that keeps shared weights once has them under one of the two names.
+    for block in ("sa1", "sa2", "sa3", "sa4"):
+        names = [f"{block}.{part}_conv.weight" for part in "qk"]
+        held = [state[name] for name in names if name in state]
+        state |= dict(zip(names, held * 2, strict=True)) if len(held) == 1 else {}
     return state

@@ -39,7 +39,7 @@ def resample_matrix(size: int, target: int, resample: int) -> Tensor:
     tensor([[1.0000, 0.0000],
             [0.7500, 0.2500],
             [0.2500, 0.7500],
-            [0.0000, 1.0000]])
+            [0.0000, 1.0000]], dtype=torch.float64)
     """
     scale = size / target
     stretch = max(scale, 1.0)
@@ -51,18 +51,18 @@ def resample_matrix(size: int, target: int, resample: int) -> Tensor:
         last = min(int(centre + support + 0.5), size)
         weights = _kernel((np.arange(first, last) - centre + 0.5) / stretch, resample)
         matrix[position, first:last] = weights / weights.sum()
-    return torch.from_numpy(np.round(matrix * _PLACES) / _PLACES).float()
+    return torch.from_numpy(np.round(matrix * _PLACES) / _PLACES)
 
 
-def resize_images(images: Tensor, height: int, width: int, resample: int) -> Tensor:
-    """Resize 8-bit images as Pillow does: along rows, rounded to 8 bits, then along columns, rounded again.
+def enlarge_images(images: Tensor, height: int, width: int, resample: int) -> Tensor:
+    """Enlarge 8-bit images as Pillow does: along rows, rounded to 8 bits, then along columns, rounded again.
 
     Parameters
     ----------
     images
         ``(B, C, H, W)``, uint8.
     height, width
-        The size wanted.
+        The size wanted, at least that of `images`.
     resample
         `LANCZOS`, `BILINEAR` or `BICUBIC`.
 
@@ -71,12 +71,13 @@ def resize_images(images: Tensor, height: int, width: int, resample: int) -> Ten
     torch.Tensor
         ``(B, C, height, width)``, float32 with whole values from 0 to 255, on the device of `images`.
     """
-    values = images.float()
+    # In float64 sums of 8-bit values with 22-bit weights are exact, and so the result is Pillow's to the bit.
+    values = images.double()
     if images.shape[-1] != width:
         values = _round(values @ resample_matrix(images.shape[-1], width, resample).to(images.device).T)
     if images.shape[-2] != height:
         values = _round(resample_matrix(images.shape[-2], height, resample).to(images.device) @ values)
-    return values
+    return values.float()
 
 
 def _round(values: Tensor) -> Tensor:
