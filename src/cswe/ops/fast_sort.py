@@ -14,7 +14,7 @@ BLOCK_ELEMENTS = 1 << 15
 """Numbers that are packed, sorted and unpacked at a time: they stay in a core's own cache."""
 
 SMALLEST = 1 << 10
-"""Below so many numbers the way to numpy and back costs more than it gains."""
+"""Up to so many numbers the way to numpy and back costs more than it gains."""
 
 
 def sort_rows(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ def sorted_rows(values: Tensor) -> Tensor:
 
 def _is_faster(values: Tensor) -> bool:
     # One element may stand for many in an expanded tensor, so the number of elements is not asked of the storage.
-    return values.dtype == torch.float32 and values.numel() >= SMALLEST and has_memory(values)
+    return values.dtype == torch.float32 and values.numel() > SMALLEST and has_memory(values)
 
 
 def _row_blocks(values: Tensor) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from cswe.ops.kernels import dense
 from cswe.ops.kernels.choose import BACKENDS, backend, choose, way
 from cswe.ops.kernels.problem import Problem
+from cswe.ops.laplace import refuse_second_derivative
 
 __all__ = ["BACKENDS", "Problem", "backend", "relaxed_cross_cost", "relaxed_ranks"]
 
@@ -90,7 +91,15 @@ def _ranks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[2]:
         ones = points.new_ones((1, points.shape[0]))
         at_rows = torch.ops.cswe.relaxed_cross_tokens(ones, *problem, ctx.backend)[0].squeeze(0)
-    return at_points, None, at_rows, None, None
+    return _first_only([at_points, None, at_rows, None, None], (grad, points, rows))
+
+
+def _first_only(grads: list[Tensor | None], depends_on: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """Pass gradients on such that a second derivative is an error."""
+    given = tuple(grad for grad in grads if grad is not None)
+    inputs = tuple(tensor for tensor in depends_on if tensor is not None)
+    refused = iter(refuse_second_derivative(given, inputs, "a relaxed SWGG"))
+    return tuple(None if grad is None else next(refused) for grad in grads)
 
 
 _relaxed_ranks.register_autograd(_ranks_backward, setup_context=_setup_ranks)
@@ -190,18 +199,12 @@ def _(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *problem, ctx.with_slope, ctx.backend = inputs
     ctx.tau = problem.pop()
-    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*problem, output[1])
 
 
-def _backward(ctx: Any, grad: Tensor | None, grad_slope: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad_slope is not None:
-        raise NotImplementedError(
-            "a relaxed SWGG has a hand-written first derivative and no second one; leave out create_graph=True"
-        )
+def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     grads: list[Tensor | None] = [None] * 12
-    if grad is None:
-        return tuple(grads)
     *problem, slope = ctx.saved_tensors
     tokens = problem[2]
     if ctx.needs_input_grad[0]:
@@ -211,7 +214,7 @@ def _backward(ctx: Any, grad: Tensor | None, grad_slope: Tensor | None) -> tuple
         grads[2] = at_tokens.to(tokens.dtype)
     if ctx.needs_input_grad[4]:
         grads[4] = torch.ops.cswe.relaxed_cross_targets(grad.contiguous(), *problem, ctx.tau, ctx.backend)
-    return tuple(grads)
+    return _first_only(grads, (grad, *problem))
 
 
 _relaxed_cross.register_autograd(_backward, setup_context=_setup)

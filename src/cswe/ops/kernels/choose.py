@@ -44,7 +44,7 @@ def backend(name: str) -> Iterator[None]:
     name
         ``"dense"`` (the definition, quadratic), ``"scan"`` (plain torch), ``"cpu"`` (numba, the extra ``fast``),
         ``"cuda"`` (Triton, on a GPU) or ``"auto"``. The environment variable ``CSWE_BACKEND`` does the same for a
-        whole process; a block wins over it.
+        whole process; a block wins over it. What ``torch.compile`` has compiled keeps the way it was traced with.
 
     Examples
     --------
@@ -64,40 +64,34 @@ def backend(name: str) -> Iterator[None]:
 
 def choose(problem: Problem) -> str:
     """Name the way to compute this problem."""
-    asked = _asked()
+    # Weighted measures are rare in a bound: the plain torch way serves them.
+    is_uniform = problem.positions is None and problem.mass is None
+    return _choose(problem.points.device.type, is_uniform)
+
+
+def _choose(device: str, is_uniform: bool) -> str:
+    asked = _chosen.get() or _checked(os.environ.get("CSWE_BACKEND", "auto"), "CSWE_BACKEND")
     if asked == "auto":
-        return _best(problem)
+        return device if device in ("cpu", "cuda") and is_uniform and not _say_if_missing(device) else "scan"
     if asked in ("cpu", "cuda"):
-        if problem.points.device.type != asked:
-            raise ValueError(f"the backend {asked!r} was asked for, but the tensors are on {problem.points.device}")
+        if device != asked:
+            raise ValueError(f"the backend {asked!r} was asked for, but the tensors are on {device}")
         missing = _missing(asked)
         if missing:
             raise ValueError(f"the backend {asked!r} was asked for, but {missing}")
-        if not _is_uniform(problem):
+        if not is_uniform:
             return "scan"
     return asked
+
+
+# torch.compile can read neither context variables nor the environment.
+torch.compiler.assume_constant_result(_choose)
 
 
 def way(name: str) -> Way:
     """Import the module of a way."""
     module: Way = importlib.import_module(f"cswe.ops.kernels.{name}")
     return module
-
-
-def _asked() -> str:
-    return _chosen.get() or _checked(os.environ.get("CSWE_BACKEND", "auto"), "CSWE_BACKEND")
-
-
-def _best(problem: Problem) -> str:
-    compiled = problem.points.device.type
-    if compiled not in ("cpu", "cuda") or not _is_uniform(problem):
-        return "scan"
-    return "scan" if _say_if_missing(compiled) else compiled
-
-
-def _is_uniform(problem: Problem) -> bool:
-    """Weighted measures are rare in a bound: the plain torch way serves them."""
-    return problem.positions is None and problem.mass is None
 
 
 @cache
