@@ -118,9 +118,10 @@ def test_digits_end_to_end():
     bound = cswe.SWGGBound(pool, bound=cswe.Fraction(0.95, batches=3), wrt="slices")
     duals = cswe.PrimalDual(bound, lr=0.05, slack_lr=0.05, slack_weight=0.5)
     optimizer = torch.optim.Adam([*pool.parameters(), *head.parameters()], lr=0.02)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
     start = bound(tokens, mask).detach()
     seen, losses = [], []
-    for epoch in range(25):
+    for epoch in range(50):
         order = torch.randperm(600, generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(100):
             optimizer.zero_grad()
@@ -130,10 +131,12 @@ def test_digits_end_to_end():
             duals.step()
             losses.append(float(loss.detach()))
             seen.append(duals.record()["swgg"]["dual"].clone())
+        schedule.step()
     record, end = duals.record()["swgg"], bound(tokens, mask).detach()
     assert bool((start > record["bound"]).all()), "the bound should ask for something"
     assert bool((torch.stack(seen).amax(0) > 0).all())
-    assert bool((end <= record["bound"] + record["slack"] + 0.02).all()), (end, record)
+    # With slack an active bound ends at equality; what remains is the noise of the last batches, 0.2 % of D.
+    assert bool((end <= (record["bound"] + record["slack"]) * 1.002).all()), (end, record)
     assert float(end.mean()) < float(start.mean())
     assert losses[-1] < 0.5 * losses[0]
 

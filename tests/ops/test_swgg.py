@@ -1,4 +1,4 @@
-"""Lifted plans and their cost, against POT where nothing ties and against the literal quotient formula where it does."""
+"""Lifted plans and their cost: against POT where nothing ties, against the literal quotient formula where it does."""
 
 import numpy as np
 import ot

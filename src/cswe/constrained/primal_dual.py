@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from cswe.constrained import saved
 from cswe.constrained._checks import number
 from cswe.constrained.constraint import Constraint, as_constraint
 from cswe.constrained.distributed import Total, is_first, sum_over_ranks
@@ -15,8 +16,6 @@ from cswe.constrained.report import summary, warning
 from cswe.constrained.rules import ProjectedGradient, Rule, as_rule
 from cswe.constrained.schedule import Schedule, as_schedule
 from cswe.constrained.watch import InfeasibleBoundWarning
-
-from cswe.constrained import saved
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
