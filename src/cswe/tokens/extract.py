@@ -180,8 +180,7 @@ def _workers(workers: int | None, source: Source, backbone: Backbone) -> int:
         if workers < 0:
             raise ValueError(f"workers: expected 0 or more but got {workers}")
         return workers
-    # The most that a unit of images can weigh: all of the model's input size, three bytes a pixel.
-    return default_workers(source, backbone.device, backbone.unit * 3 * 512 * 512)
+    return default_workers(source, backbone.device, backbone.unit_bytes)
 
 
 def _load(

@@ -96,4 +96,4 @@ def default_workers(source: Source, device: torch.device, unit_bytes: int) -> in
         room = shutil.disk_usage("/dev/shm").free
     except OSError:
         return wanted
-    return min(wanted, int(room // (2 * (_AHEAD + 1) * unit_bytes)))
+    return min(wanted, int(room // ((_AHEAD + 1) * unit_bytes)))

@@ -82,8 +82,8 @@ class Backbone(ABC):
     group
         Items that are taken together: sorted, dealt into batches. The batches, and so the bytes that come out,
         depend on this number, never on timing or on where a run was broken off.
-    unit
-        Items that a worker prepares at a time.
+    unit, unit_bytes
+        Items that a worker prepares at a time, and the most that they can weigh.
     """
 
     kind: ClassVar[Kind]
@@ -91,6 +91,7 @@ class Backbone(ABC):
     has_cls: bool = False
     group: int = 256
     unit: int = 256
+    unit_bytes: int = 64 * 2**20
     device: torch.device
     preparer: Preparer
 

@@ -48,6 +48,7 @@ class VisionBackbone(Backbone):
         self._config_found = found is not None
         self.preparer: ImagePreparer = ImagePreparer(recipe)
         height, width = recipe.output
+        self.unit_bytes = self.unit * 3 * height * width
         patch = _pair(config.patch_size)
         self._patches = (height // patch[0]) * (width // patch[1])
         probe = torch.zeros(1, 3, height, width, device=self.device, dtype=self._encoder.dtype)
