@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,10 @@ def worker(rank, folder):
     result = {name: train(parts, rank) for name, parts in SPLITS.items()}
     result["troubles"] = troubles(rank)
     (folder / f"{rank}.json").write_text(json.dumps(result))
+    # Who leaves first closes the connection under the other's last message: wait until both are through.
+    deadline = time.monotonic() + 120
+    while not (folder / f"{1 - rank}.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
     dist.destroy_process_group()
 
 
@@ -102,16 +107,18 @@ def ranks(tmp_path_factory):
         pytest.skip("torch was built without gloo")
     folder = tmp_path_factory.mktemp("ranks")
     # This file as a script: a fork would inherit the threads of whatever ran before.
-    processes = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+    logs = [folder / f"{rank}.log" for rank in range(2)]
+    processes = []
+    for rank, log in enumerate(logs):
+        command = [sys.executable, __file__, str(rank), str(folder)]
+        with log.open("w") as file:
+            processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
     try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
+        codes = [process.wait(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

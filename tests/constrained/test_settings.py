@@ -2,12 +2,13 @@
 
 import fractions
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from cswe.constrained import Constraint, Fraction, PrimalDual, ProjectedAdam
+from cswe.constrained import Constraint, Fraction, InfeasibleBoundWarning, PrimalDual, ProjectedAdam
 from cswe.constrained.rules import as_rule
 
 
@@ -117,6 +118,27 @@ def test_adam_equals_torch_adam_with_projection():
         touched |= bool((point == 0).any())
         assert torch.allclose(point, theirs, rtol=0, atol=1e-13)
     assert touched
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "warns"),
+    [
+        ([3.0] * 8, {}, True),
+        ([3.0, 3.0, 3.0, 2.99] * 2, {}, True),  # less than 1 % down is not on its way down
+        ([3.0, 3.0, 2.9, 2.9] * 2, {}, False),
+        ([3.0, 0.5, 3.0, 0.5] * 2, {}, False),  # it falls between
+        ([3.0] * 3 + [0.5] + [3.0] * 3, {}, False),  # a whole window is needed
+        ([0.5] * 8, {}, False),
+        # Slack absorbs what cannot be met, even while it moves so slowly that nothing shrinks yet.
+        ([3.0] * 8, {"slack_lr": 1e-6, "slack_weight": 1.0}, False),
+        ([3.0] * 8, {"patience": None}, False),
+    ],
+)
+def test_when_a_bound_is_called_out_of_reach(values, settings, warns):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(run([[value] for value in values], **({"bound": 1.0, "lr": 0.1, "patience": 4} | settings)))
+    assert [warning.category for warning in caught] == [InfeasibleBoundWarning] * warns
 
 
 def test_module_and_function_are_constraints():
