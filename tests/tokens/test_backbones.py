@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from cswe.tokens import TokenStore, TokenStoreError
 from cswe.tokens.backbones import BackboneOptions, open_backbone
+from cswe.tokens.backbones.hf_vision import VisionBackbone
 from cswe.tokens.backbones.image_preparer import ImagePreparer, ImageRecipe
 from cswe.tokens.backbones.pct import PCT, PointCloudTransformer
 from cswe.tokens.backbones.resize import BICUBIC, BILINEAR, LANCZOS, enlarge_images
@@ -123,6 +124,33 @@ def test_an_unreadable_image_is_named_or_skipped(vit, assets, tmp_path):
     manifest = json.loads((tmp_path / "store" / "manifest.json").read_text())
     assert [entry["id"] for entry in manifest["shards"][0]["skipped"]] == ["a/2.png"]
     assert str(tmp_path) not in json.dumps(manifest)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "prefix"),
+    [
+        ("DeiT", "final (layernorm)", 2),
+        ("Dinov2WithRegisters", "final (layernorm)", 5),
+        ("SiglipVision", "final (post_layernorm)", 0),
+        ("CLIPVision", "none in the model", 1),
+    ],
+)
+def test_other_vision_models(tmp_path, name, norm, prefix):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+    config = getattr(transformers, f"{name}Config")(**sizes, image_size=32, patch_size=8)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path)
+    backbone = VisionBackbone(str(tmp_path), layers=[1, 3])
+    assert backbone.describe()["norm"] == norm
+    assert backbone.has_cls == (prefix > 0)
+    preparer = backbone.preparer
+    units = [preparer.pack([preparer.one(Image.effect_mandelbrot((20, 20), (-2, -1, 1, 1), 9).convert("RGB"))])]
+    encoded = backbone.encode(units, "float32")
+    assert encoded.lengths == [16]
+    model = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    with torch.inference_mode():
+        hidden = model(pixel_values=preparer.assemble(units, torch.device("cpu"))).last_hidden_state
+    assert torch.allclose(encoded.tokens[3][0], hidden[0, prefix:], atol=1e-5)
 
 
 class Sequences(SequenceSource):

@@ -125,6 +125,14 @@ def test_a_store_is_not_overwritten_and_has_one_writer(store, make_items, tmp_pa
         store.append(make_items(1))
 
 
+def test_a_writer_killed_before_its_first_manifest_is_no_obstacle(make_items, tmp_path):
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "manifest.json.partial").write_text("{")
+    store = TokenStore.create(tmp_path, make_items(3))
+    assert len(store) == 3
+    assert not (tmp_path / "manifest.json.partial").exists()
+
+
 def test_unfinished_stores_say_so(tmp_path, make_items):
     spec = StoreSpec(layers={0: 4}, shard_bytes=100)
     with StoreWriter(tmp_path, spec) as writer:

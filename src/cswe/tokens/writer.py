@@ -132,9 +132,9 @@ class StoreWriter:
         self._number = max((shard.number for shard in (*self.manifest.shards, *self.manifest.dropped)), default=-1) + 1
 
     def __enter__(self) -> "StoreWriter":
-        if self._fresh and self.path.exists() and any(self.path.iterdir()):
-            if (self.path / MANIFEST).exists():
-                raise TokenStoreError(f"{self.path}: holds a store already; use --resume, or choose another folder")
+        if self._fresh and (self.path / MANIFEST).exists():
+            raise TokenStoreError(f"{self.path}: holds a store already; use --resume, or choose another folder")
+        if self._fresh and self.path.exists() and any(map(_is_foreign, self.path.iterdir())):
             raise TokenStoreError(f"{self.path}: expected an empty folder but there are files in it; choose another")
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path)
@@ -196,6 +196,13 @@ class StoreWriter:
         self.manifest = replace(self.manifest, complete=True)
         self.manifest.write(self.path)
         return self.manifest
+
+
+def _is_foreign(entry: Path) -> bool:
+    """Say whether a file is anything but what a writer leaves that was killed before it wrote the first manifest."""
+    if entry.name == SHARDS and entry.is_dir():
+        return any(entry.iterdir())
+    return entry.name != f"{MANIFEST}.partial"
 
 
 def _lock(folder: Path) -> int | None:

@@ -51,7 +51,9 @@ class VisionBackbone(Backbone):
         self.unit_bytes = self.unit * 3 * height * width
         patch = _pair(config.patch_size)
         self._patches = (height // patch[0]) * (width // patch[1])
-        probe = torch.zeros(1, 3, height, width, device=self.device, dtype=self._encoder.dtype)
+        # Some image, not an even one: with nothing to see a norm may change nothing, and so not be found.
+        waves = torch.arange(3.0 * height * width).sin().view(1, 3, height, width)
+        probe = waves.to(self.device, self._encoder.dtype)
         self._encoder.settle(pixel_values=probe)
         prefix = next(iter(self._encoder.hidden(pixel_values=probe).values())).shape[1] - self._patches
         if prefix < 0:
