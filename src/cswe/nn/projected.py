@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cswe.ops._inputs import measure_weights
 from cswe.ops.embedding import Interpolation, Order, displacement, quantile_function, quantiles_of_sorted
-from cswe.ops.sorting import filled_ranks, sort_with_padding_last
+from cswe.ops.sorting import filled_ranks, sort_with_padding_last, sorted_with_padding_last
 
 
 @dataclass
@@ -58,12 +58,13 @@ class ProjectedSets:
         Padding comes last, repeats the last value and has no mass.
         """
         row_mask = None if self.mask is None else self.mask.unsqueeze(1)
-        values, order = sort_with_padding_last(self.projections, row_mask)
         if self.masses is None:
+            values = sorted_with_padding_last(self.projections, row_mask)
             filled = (
                 None if self.mask is None else filled_ranks(self.mask).to(values.dtype).reshape(-1, 1, 1, self.count)
             )
             return values.unsqueeze(1), filled
+        values, order = sort_with_padding_last(self.projections, row_mask)
         batch, heads, _ = self.masses.shape
         shape = (batch, heads, values.shape[1], self.count)
         masses = self.masses.unsqueeze(2).expand(shape).gather(-1, order.unsqueeze(1).expand(shape))

@@ -20,7 +20,8 @@ from cswe.ops._inputs import (
     working_dtype,
 )
 from cswe.ops.coupling import couple_edges, cumulative, rank_coupling
-from cswe.ops.sorting import filled_ranks, sort_with_padding_last
+from cswe.ops.fast_sort import sort_rows
+from cswe.ops.sorting import filled_ranks, sort_with_padding_last, sorted_with_padding_last
 
 Interpolation = Literal["barycentric", "linear"]
 Order = Literal["reference", "rank"]
@@ -114,12 +115,13 @@ def quantile_function(
 ) -> Tensor:
     """Give the quantile functions of values ``(B, L, N)`` on M ranks, ``(B, L, M)``; mask and weights ``(B, N)``."""
     row_mask = None if mask is None else mask.unsqueeze(-2)
-    ranked, order = sort_with_padding_last(values, row_mask)
     if interpolation == "linear":
-        return _interpolate(ranked, points, row_mask)
+        return _interpolate(sorted_with_padding_last(values, row_mask), points, row_mask)
     if weights is None:
+        ranked = sorted_with_padding_last(values, row_mask)
         mass = None if mask is None else filled_ranks(mask).unsqueeze(-2)
     else:
+        ranked, order = sort_with_padding_last(values, row_mask)
         mass = weights if mask is None else torch.where(mask, weights, 0.0)
         mass = mass.unsqueeze(-2).expand(values.shape).gather(-1, order)
     return quantiles_of_sorted(ranked, mass, points)
@@ -144,7 +146,7 @@ def quantiles_of_sorted(ranked: Tensor, mass: Tensor | None, points: int) -> Ten
 
 def displacement(quantiles: Tensor, reference: Tensor, order: Order) -> Tensor:
     """Subtract the reference's projections ``(L, M)`` from quantile functions ``(B, L, M)``, rank by rank."""
-    ranked, by_rank = torch.sort(reference, dim=-1, stable=True)
+    ranked, by_rank = sort_rows(reference)
     if order == "rank":
         return quantiles - ranked
     # argsort lists the points by rank; its inverse, which is needed here, gives each point its rank.
@@ -242,17 +244,15 @@ def l_moments(
     if look:
         check_finite(values, "values", " among the valid ones")
         check_mass(measure_weights(values, mask, weights), "values", look)
-    ranked, order = sort_with_padding_last(values, mask)
-    if estimator == "unbiased":
-        moments = _unbiased(ranked, k, mask, look)
+    filled = None if mask is None else filled_ranks(mask)
+    if weights is None:
+        ranked = sorted_with_padding_last(values, mask)
+        mass = None if filled is None else filled.to(values.dtype)
     else:
-        mass = None if weights is None else weights.gather(-1, order)
-        filled = None if mask is None else filled_ranks(mask)
-        if mass is not None and filled is not None:
-            mass = torch.where(filled, mass, 0.0)
-        elif filled is not None:
-            mass = filled.to(values.dtype)
-        moments = l_moments_of_sorted(ranked, mass, k)
+        ranked, order = sort_with_padding_last(values, mask)
+        mass = weights.gather(-1, order)
+        mass = mass if filled is None else torch.where(filled, mass, 0.0)
+    moments = _unbiased(ranked, k, mask, look) if estimator == "unbiased" else l_moments_of_sorted(ranked, mass, k)
     if scale == "textbook":
         if estimator == "plugin":
             moments = moments / _orthonormal(k, moments)

@@ -43,8 +43,8 @@ def sorted_rows(values: Tensor) -> Tensor:
 
 
 def _is_faster(values: Tensor) -> bool:
-    # One element may stand for many in an expanded tensor, so the number of elements is not asked of the storage.
-    return values.dtype == torch.float32 and values.numel() > SMALLEST and has_memory(values)
+    # While torch traces, the number of elements is a symbol: asking for it would tie the graph to this size.
+    return has_memory(values) and values.dtype == torch.float32 and values.numel() > SMALLEST
 
 
 def _row_blocks(values: Tensor) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cswe.ops.coupling import cumulative
+from cswe.ops.fast_sort import sort_rows
 
 
 class Measure(NamedTuple):
@@ -72,7 +73,7 @@ class Quotient(NamedTuple):
 
 def quotient(projections: Tensor, weights: Tensor | None) -> Quotient:
     """Sort projections ``(…, N)`` and merge ties. Weights broadcast; ``None`` is uniform."""
-    ordered, order = torch.sort(projections.detach(), dim=-1, stable=True)
+    ordered, order = sort_rows(projections.detach())
     count = projections.shape[-1]
     if weights is None:
         mass = torch.full_like(ordered, 1 / count, dtype=torch.float64)

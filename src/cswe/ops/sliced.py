@@ -17,6 +17,7 @@ from cswe.ops._inputs import (
     working_dtype,
 )
 from cswe.ops.coupling import couple_edges, cumulative, rank_coupling
+from cswe.ops.fast_sort import sort_rows, sorted_rows
 
 
 @without_autocast
@@ -157,14 +158,14 @@ def _without_massless(points: Tensor, weights: Tensor | None) -> Tensor:
 
 def _powered_distance(x: Tensor, y: Tensor, x_weights: Tensor | None, y_weights: Tensor | None, p: float) -> Tensor:
     """Give W_p^p along the last axis. Points without mass may be anything finite."""
-    x, x_order = torch.sort(x, dim=-1, stable=True)
-    y, y_order = torch.sort(y, dim=-1, stable=True)
     if x_weights is None and y_weights is None:
+        x, y = sorted_rows(x), sorted_rows(y)
         if x.shape[-1] == y.shape[-1]:
             return (x - y).abs().pow(p).mean(-1)
         coupling = rank_coupling(x.shape[-1], y.shape[-1], device=x.device)
         moved = x[..., coupling.rows] - y[..., coupling.cols]
     else:
+        (x, x_order), (y, y_order) = sort_rows(x), sort_rows(y)
         edges = (
             torch.arange(1, points.shape[-1] + 1, device=x.device, dtype=torch.float64) / points.shape[-1]
             if weights is None
