@@ -6,7 +6,7 @@ keep to, and :class:`PrimalDual` sees to it. The operations below them are in :m
 
 from cswe.constrained import Constraint, Fraction, PrimalDual
 from cswe.nn import AttentionPool, CLSPool, MaxPool, MeanPool, SWEPool, SWGGBound, TokenWeights
-from cswe.ops import HardSort, SoftSort
+from cswe.ops import HardSort, LapSum, SoftSort
 from cswe.ops.kernels import backend
 
 __version__ = "0.1.0"
@@ -17,6 +17,7 @@ __all__ = [
     "Constraint",
     "Fraction",
     "HardSort",
+    "LapSum",
     "MaxPool",
     "MeanPool",
     "PrimalDual",

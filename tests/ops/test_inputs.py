@@ -65,7 +65,7 @@ def broken(tensor, value):
             ValueError,
             r"y of shape \(M, 3\) or \(2, M, 3\) but got \(1, 4, 3\)",
         ),
-        (lambda: swgg(TOKENS, REFERENCE, SLICES, relaxation=0.1), TypeError, "None or SoftSort but got float"),
+        (lambda: swgg(TOKENS, REFERENCE, SLICES, relaxation=0.1), TypeError, "None, SoftSort or LapSum but got float"),
         (lambda: swgg(broken(TOKENS, torch.nan), REFERENCE, SLICES), ValueError, "x has 1 NaN"),
         (
             lambda: swgg(TOKENS, REFERENCE, SLICES, SoftSort(1.0), x_weights=torch.ones(2, 5, requires_grad=True)),

@@ -8,7 +8,7 @@ from torch import Tensor
 from cswe.constrained import Fraction
 from cswe.nn._door import enter
 from cswe.nn.pool import SWEPool
-from cswe.ops import SoftSort, swgg
+from cswe.ops import LapSum, SoftSort, swgg
 from cswe.ops._inputs import working_dtype
 
 
@@ -51,7 +51,7 @@ class SWGGBound:
         self,
         pool: SWEPool,
         bound: float | Tensor | Fraction,
-        relaxation: SoftSort | None = None,
+        relaxation: SoftSort | LapSum | None = None,
         wrt: Literal["both", "slices"] = "both",
         dual_on: Literal["soft", "hard"] = "soft",
         name: str = "swgg",
@@ -78,7 +78,7 @@ class SWGGBound:
         return self._values(tokens, mask, weights, None)
 
     def _values(
-        self, tokens: Tensor, mask: Tensor | None, weights: Tensor | None, relaxation: SoftSort | None
+        self, tokens: Tensor, mask: Tensor | None, weights: Tensor | None, relaxation: SoftSort | LapSum | None
     ) -> Tensor:
         pool, reference = self.pool, self.pool.reference
         assert reference is not None

@@ -6,12 +6,14 @@ All operations are batched, differentiable, and independent of device and dtype.
 
 from cswe.ops.coupling import RankCoupling, rank_coupling
 from cswe.ops.embedding import l_moments, swe
+from cswe.ops.lapsum import LapSum
 from cswe.ops.lifted import lifted_plan, swgg
 from cswe.ops.sliced import sliced_wasserstein, wasserstein_1d
 from cswe.ops.sorting import HardSort, SoftSort, SortOperator
 
 __all__ = [
     "HardSort",
+    "LapSum",
     "RankCoupling",
     "SoftSort",
     "SortOperator",

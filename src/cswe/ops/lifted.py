@@ -27,6 +27,8 @@ from cswe.ops._inputs import (
     without_autocast,
     working_dtype,
 )
+from cswe.ops.coupled_cost import coupled_squared_cost
+from cswe.ops.lapsum import LapSum
 from cswe.ops.measure import Measure, centre_of, quotient, root, weighted_mean
 from cswe.ops.relaxed import relaxed_squared_cost
 from cswe.ops.sorting import SoftSort
@@ -102,7 +104,7 @@ def swgg(
     x: Tensor,
     y: Tensor,
     slices: Tensor,
-    relaxation: SoftSort | None = None,
+    relaxation: SoftSort | LapSum | None = None,
     x_mask: Tensor | None = None,
     y_mask: Tensor | None = None,
     x_weights: Tensor | None = None,
@@ -130,7 +132,8 @@ def swgg(
     slices
         Directions ``(L, d)``; normalised inside.
     relaxation
-        ``None`` for the exact plan, or :class:`SoftSort`.
+        ``None`` for the exact plan, :class:`SoftSort` (the paper's), or :class:`LapSum`, whose plans have exact
+        marginals: with it :math:`D ≥ W_2` too.
     x_mask, y_mask
         ``(B, N)`` and ``(B, M)`` (or ``(M,)``), bool or 0/1, True = valid. What is masked is never read.
     x_weights, y_weights
@@ -175,12 +178,14 @@ def swgg(
 
     if relaxation is None:
         squared, size = _hard(source._replace(points=x.to(dtype)), target, directions)
+    elif any(measure.mass is not None and measure.mass.requires_grad for measure in (source, target)):
+        raise ValueError("a relaxed plan has no gradient to weights: detach them, or use relaxation=None")
     elif isinstance(relaxation, SoftSort):
-        if any(measure.mass is not None and measure.mass.requires_grad for measure in (source, target)):
-            raise ValueError("a relaxed plan has no gradient to weights: detach them, or use relaxation=None")
         squared, size = relaxed_squared_cost(source, target, directions, relaxation)
+    elif isinstance(relaxation, LapSum):
+        squared, size = coupled_squared_cost(source, target, directions, relaxation)
     else:
-        raise TypeError(f"expected relaxation to be None or SoftSort but got {type(relaxation).__name__}")
+        raise TypeError(f"expected relaxation to be None, SoftSort or LapSum but got {type(relaxation).__name__}")
     return root(squared, size)
 
 
