@@ -78,7 +78,7 @@ def test_damage_is_an_error_and_can_be_skipped(tmp_path, capsys):
 
 
 def test_wrong_use_is_told_in_one_line(tmp_path, capsys):
-    assert main(["extract", "--out", str(tmp_path), "--data", "nowhere.csv"]) == 1
+    assert main(["extract", "--out", str(tmp_path), "--data", "nowhere.csv"]) == 2
     assert (
         capsys.readouterr().err
         == "cswe extract: nowhere.csv: expected a file or folder but there is none of that name\n"

@@ -2,17 +2,21 @@
 
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 
 import tyro
 
 from cswe import __version__
 from cswe._extras import MissingExtraError
+from cswe.tokens.errors import TokenStoreError
 
 # name: (function, what it does). A function is imported when its command is used, so that help is quick.
 COMMANDS: dict[str, tuple[str, str]] = {
     "extract": ("cswe.tokens.commands:extract", "run a frozen backbone over a data set once, and keep its tokens"),
     "inspect": ("cswe.tokens.commands:inspect", "say what is in a store, and check it"),
+    "train": ("cswe.training.commands:train", "train a pool and a head on a store"),
+    "evaluate": ("cswe.training.commands:evaluate", "say how good a model is on a store"),
 }
 
 
@@ -36,18 +40,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"cswe: expected one of {', '.join(COMMANDS)} but got {name!r}\n\n{_help()}", file=sys.stderr)
         return 2
-    module, _, function = COMMANDS[name][0].partition(":")
+    path, _, function = COMMANDS[name][0].partition(":")
     try:
-        command = getattr(importlib.import_module(module), function)
-        tyro.cli(command, args=given[1:], prog=f"cswe {name}")
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: print(f"cswe {name}: warning: {message}", file=sys.stderr)
+            module = importlib.import_module(path)
+            # A command may want to see its arguments before they are read: defaults that depend on them.
+            prepare = getattr(module, f"prepare_{function}", None)
+            command = getattr(module, function) if prepare is None else prepare(given[1:])
+            tyro.cli(command, args=given[1:], prog=f"cswe {name}")
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         sys.stdout = None
         return 0
-    except (ValueError, OSError, MissingExtraError) as error:
+    except (ValueError, OSError, RuntimeError, MissingExtraError) as error:
         print(f"cswe {name}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"cswe {name}: stopped", file=sys.stderr)
+        # What was asked for is wrong, and asking again will not help; or something failed on the way.
+        return 2 if isinstance(error, ValueError) and not isinstance(error, TokenStoreError) else 1
+    except KeyboardInterrupt as stop:
+        print(f"cswe {name}: {stop or 'stopped'}", file=sys.stderr)
         return 130
     return 0
 

@@ -1,0 +1,9 @@
+"""What goes wrong with a run, in words that say what to do."""
+
+
+class UserError(ValueError):
+    """What was asked for does not fit: an argument, a recipe, a store. Nothing was computed."""
+
+
+class TrainingError(RuntimeError):
+    """A run failed on its way; the last good checkpoint is kept."""

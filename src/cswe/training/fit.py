@@ -1,0 +1,220 @@
+"""The training loop."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cswe.constrained.distributed import rank_weight
+from cswe.training.checkpoint import BEST, LAST, replace_folder, save_model
+from cswe.training.clock import Clock
+from cswe.training.data import TrainingData
+from cswe.training.errors import TrainingError
+from cswe.training.evaluate import exact_swgg, predict
+from cswe.training.folder import begin
+from cswe.training.logging import LOG, JsonLines, Logger, Record
+from cswe.training.optim import set_rate
+from cswe.training.parallel import Ranks
+from cswe.training.randomness import generator_for
+from cswe.training.regularize import drop, keep_tokens
+from cswe.training.state import State
+from cswe.training.task import CHOSEN_BY, loss_of, scores_of
+
+_LOOK_EVERY = 50  # steps between two looks at values on an accelerator, which has to wait for each
+
+
+def fit(
+    data: TrainingData,
+    run: Path,
+    *,
+    seed: int = 0,
+    resume: bool = False,
+    save_steps: int | None = None,
+    profile: bool = False,
+    loggers: Sequence[Logger] = (),
+) -> Iterator[Record]:
+    """Train a model, yielding the record of each epoch.
+
+    Being a generator lets several runs take turns in one process; each is what it would be alone.
+
+    Parameters
+    ----------
+    data
+        Training and validation set, with the recipe.
+    run
+        The run's folder: ``recipe.json``, ``log.jsonl``, and the checkpoints ``best`` and ``last``.
+    seed
+        Decides everything random.
+    resume
+        Go on from ``last``, or start if there is none; otherwise the folder must not hold a run.
+    save_steps
+        Write ``last`` every so many steps, too, and not only after each epoch.
+    profile
+        Measure where time goes.
+    loggers
+        Who else wants the records.
+
+    Yields
+    ------
+    dict
+        ``epoch``, ``loss``, ``rate``, ``validation``, and for a bounded pool ``swgg`` with ``values``, ``bound``,
+        ``slack`` and ``dual`` per slice.
+    """
+    facts = replace(data.facts, seed=seed)
+    recipe, device = facts.recipe, data.train.device
+    choice, regular = recipe.optimization, recipe.regularization
+    ranks = Ranks.join(device)
+    if ranks.first:
+        begin(run, facts, resume=resume)
+    state = State.start(data, facts, device)
+    if resume:
+        state.restore(run)
+    model, optimizer, duals, scaler, progress = (
+        state.model,
+        state.optimizer,
+        state.duals,
+        state.scaler,
+        state.progress,
+    )
+    if ranks.first:
+        loggers = [JsonLines(run / LOG, progress.epoch), *loggers]
+    half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(choice.precision)
+    clock = Clock(profile, device)
+
+    while not progress.finished:
+        started = time.perf_counter()
+        rate = set_rate(optimizer, choice, progress.epoch)
+        model.train()
+        data.train.load_state_dict({"seed": seed, "epoch": progress.epoch, "step": progress.step})
+        clock("loading")
+        for whole in data.train:
+            draw = (seed, progress.epoch, progress.step, ranks.rank)
+            progress.step += 1
+            if len(whole) < ranks.world:
+                continue  # too few for every process to have one
+            batch = keep_tokens(ranks.rows(whole), regular.keep_tokens, generator_for(device, "tokens", *draw))
+            assert batch.labels is not None
+            labels = batch.labels
+            if facts.task == "regression":
+                labels = (labels - model.output_mean) / model.output_spread
+
+            with torch.autocast(device.type, half, enabled=half is not None):
+                clock("pool")
+                vectors = model.embed_batch(batch)
+                clock("head")
+                outputs = model.answer(drop(vectors, regular.dropout, generator_for(device, "dropout", *draw)))
+                loss = loss_of(facts.task, outputs, labels, regular.label_smoothing)
+            clock("constraint")
+            masses = batch.weights if recipe.bounding.weighted_bound else None
+            total = loss if duals is None else duals.lagrangian(loss, batch.tokens, batch.mask, masses)
+            clock.in_backward(loss, "head")
+            clock.in_backward(vectors, "pool")
+            scaler.scale(total * rank_weight(len(batch))).backward()
+
+            clock("optimizer")
+            look = device.type == "cpu" or progress.step % _LOOK_EVERY == 0
+            if look:
+                _check_loss(loss, total, run, progress.epoch, progress.step, rate)
+            ranks.average(parameter.grad for parameter in model.parameters())
+            skipped = _step(state, choice.clip)
+            if duals is not None:
+                _move_duals(state, run, skipped=skipped, look=look)
+            progress.add("loss", loss * len(batch))
+            progress.add("samples", torch.tensor(len(batch)))
+            if save_steps is not None and progress.step % save_steps == 0 and ranks.first:
+                state.save(run, {"epoch": progress.epoch})
+            clock("loading")
+
+        clock("validation")
+        ranks.average(buffer for buffer in model.buffers() if buffer.is_floating_point())
+        sums, progress.sums, progress.step = progress.sums, {}, 0
+        progress.epoch += 1
+        if duals is not None:
+            duals.next_epoch()
+        record: Record = {"epoch": progress.epoch, "seed": seed, "rate": rate}
+        record["loss"] = float(sums["loss"] / sums["samples"])
+        _check_loss(torch.tensor(record["loss"]), None, run, progress.epoch, 0, rate)
+        record["validation"] = scores_of(facts.task, *predict(model, data.validation))
+        record |= _transport(state, sums)
+        if (exact := exact_swgg(model, data.validation)) is not None:
+            record["swgg_exact"] = exact
+        record["seconds"] = clock.read() | {"all": time.perf_counter() - started}
+
+        score = ranks.agree(record["validation"][CHOSEN_BY[facts.task]])
+        better = progress.best is None or score > progress.best
+        if better:
+            progress.best, progress.best_epoch = score, progress.epoch
+        patience = choice.early_stop or choice.epochs
+        progress.finished = progress.epoch >= choice.epochs or progress.epoch - progress.best_epoch >= patience
+        if ranks.first:
+            notes = {"epoch": progress.epoch, "validation": record["validation"]}
+            if better:
+                replace_folder(run / BEST, lambda folder, notes=notes: save_model(folder, model, notes))  # type: ignore[misc]
+            for logger in loggers:
+                logger.write(record)
+            state.save(run, notes)
+        yield record
+
+
+def _step(state: State, clip: float | None) -> bool:
+    """Move the weights; return whether the step was skipped because half precision overflowed."""
+    optimizer, scaler = state.optimizer, state.scaler
+    if clip is not None:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
+    scale = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return scaler.get_scale() < scale
+
+
+def _move_duals(state: State, run: Path, *, skipped: bool, look: bool) -> None:
+    """Move slacks and multipliers, and stop a run whose multipliers have run away."""
+    duals, limit = state.duals, state.model.facts.recipe.bounding.dual_limit
+    assert duals is not None
+    try:
+        duals.step(skipped=skipped)
+    except FloatingPointError as error:
+        raise TrainingError(f"{error}. {_kept(run)}; lower --lr or --dual-lr, or set --clip 1") from None
+    if skipped:
+        return
+    entry = duals.record()["swgg"]
+    state.progress.add("swgg", entry["values"])
+    state.progress.add("steps", torch.tensor(1))
+    if look and bool((entry["dual"] > limit).any()):
+        worst = int(entry["dual"].argmax())
+        bound = f" above {float(entry['bound'][worst]):.4g}" if "bound" in entry else ""
+        raise TrainingError(
+            f"the multiplier of slice {worst} ran away: {float(entry['dual'][worst]):.4g}, beyond the limit of "
+            f"{limit:g}, while its SWGG is {float(entry['values'][worst]):.4g}{bound}. {_kept(run)}; raise --bound, "
+            "give slack (--slack-weight 1), or lower --dual-lr"
+        )
+
+
+def _check_loss(loss: Tensor, total: Tensor | None, run: Path, epoch: int, step: int, rate: float) -> None:
+    worse = loss if total is None else torch.stack([loss.detach(), total.detach()])
+    if bool(torch.isfinite(worse).all()):
+        return
+    what = "the loss" if not bool(torch.isfinite(loss)) else "the constraint's part of the loss"
+    where = f"in epoch {epoch + 1}, step {step}" if step else f"in epoch {epoch}"
+    raise TrainingError(
+        f"{what} became {float(worse.sum())} {where}, at rate {rate:g}. {_kept(run)}; lower --lr, set --clip 1, or "
+        "use --precision float32"
+    )
+
+
+def _kept(run: Path) -> str:
+    return f"The last good checkpoint is {run / LAST}" if (run / LAST).exists() else "There is no checkpoint yet"
+
+
+def _transport(state: State, sums: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the record of the bound: SWGG averaged over the epoch, the rest as it is at its end."""
+    if state.duals is None or "swgg" not in sums:
+        return {}
+    entry = {name: values.tolist() for name, values in state.duals.record()["swgg"].items()}
+    return {"swgg": {**entry, "values": (sums["swgg"] / sums["steps"]).tolist()}}

@@ -1,0 +1,42 @@
+"""The folder of a run: whose it is, and whether it may be gone on with."""
+
+from pathlib import Path
+
+from cswe.training.checkpoint import BEST, LAST, existing, read_json, write_json
+from cswe.training.errors import UserError
+from cswe.training.model import Facts
+from cswe.training.recipe import Recipe
+
+RECIPE = "recipe.json"
+
+
+def begin(run: Path, facts: Facts, *, resume: bool) -> None:
+    """Claim a folder for a run: write its recipe, or check that the run there is the same one."""
+    file = run / RECIPE
+    if file.exists():
+        if not resume:
+            raise UserError(f"{run}: holds a run already; go on with it by --resume, or choose another folder")
+        _check_same(run, facts)
+        return
+    if run.exists() and any(run.iterdir()):
+        raise UserError(f"{run}: expected an empty folder but there are files in it; choose another")
+    run.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"recipe": facts.recipe.to_json(), "seed": facts.seed, "tokens": facts.tokens.key})
+
+
+def saved_epoch(run: Path) -> int | None:
+    """Return how many epochs the last checkpoint of a run has; None if there is none."""
+    folder = existing(run / LAST) or existing(run / BEST)
+    return None if folder is None else int(read_json(folder / "model.json")["epoch"])
+
+
+def _check_same(run: Path, facts: Facts) -> None:
+    saved = read_json(run / RECIPE)
+    recipe = Recipe.from_json(saved["recipe"])
+    again = "use the same options, or another folder"
+    if recipe != facts.recipe:
+        raise UserError(f"{run}: was begun with another recipe ({recipe.difference(facts.recipe)}); {again}")
+    if saved["seed"] != facts.seed:
+        raise UserError(f"{run}: was begun with seed {saved['seed']} but got {facts.seed}; {again}")
+    if saved["tokens"] != facts.tokens.key:
+        raise UserError(f"{run}: was begun on another store; use that one, or another folder")
