@@ -5,7 +5,18 @@ keep to, and :class:`PrimalDual` sees to it. The operations below them are in :m
 """
 
 from cswe.constrained import Constraint, Fraction, PrimalDual
-from cswe.nn import AttentionPool, CLSPool, MaxPool, MeanPool, SWEPool, SWGGBound, TokenWeights
+from cswe.nn import (
+    AttentionPool,
+    CLSPool,
+    MaxPool,
+    MeanPool,
+    MinSlicedWasserstein,
+    Orthogonality,
+    SWEPool,
+    SWGGBound,
+    TokenWeights,
+    learn_slices,
+)
 from cswe.ops import HardSort, LapSum, SoftSort
 from cswe.ops.kernels import backend
 
@@ -20,10 +31,13 @@ __all__ = [
     "LapSum",
     "MaxPool",
     "MeanPool",
+    "MinSlicedWasserstein",
+    "Orthogonality",
     "PrimalDual",
     "SWEPool",
     "SWGGBound",
     "SoftSort",
     "TokenWeights",
     "backend",
+    "learn_slices",
 ]

@@ -8,8 +8,9 @@ from torch import Tensor
 from cswe.constrained import Fraction
 from cswe.nn._door import enter
 from cswe.nn.pool import SWEPool
-from cswe.ops import LapSum, SoftSort, swgg
-from cswe.ops._inputs import working_dtype
+from cswe.ops import LapSum, SoftSort, swgg, wasserstein_1d
+from cswe.ops._inputs import measure_weights, working_dtype
+from cswe.ops.measure import root
 
 
 class SWGGBound:
@@ -37,6 +38,9 @@ class SWGGBound:
         What the multiplier sees: ``"soft"``, the relaxed values that entered the loss, or ``"hard"``, the exact ones.
     name
         Name in records.
+    per_sample
+        Ask every sample, not only their mean, to keep to the bound: the values are then ε plus the mean excess
+        :math:`[D_{il} - ε_l]_+`, which is ε exactly when nobody exceeds it. The bound must be a number or a vector.
 
     Examples
     --------
@@ -55,6 +59,8 @@ class SWGGBound:
         wrt: Literal["both", "slices"] = "both",
         dual_on: Literal["soft", "hard"] = "soft",
         name: str = "swgg",
+        *,
+        per_sample: bool = False,
     ) -> None:
         if pool.reference is None:
             raise ValueError("SWGGBound compares with the pool's reference, but the pool has none: give it points=M")
@@ -62,7 +68,9 @@ class SWGGBound:
             raise ValueError(f"expected wrt 'both' or 'slices' but got {wrt!r}")
         if dual_on not in ("soft", "hard"):
             raise ValueError(f"expected dual_on 'soft' or 'hard' but got {dual_on!r}")
-        self.pool, self.bound, self.name = pool, bound, name
+        if per_sample and isinstance(bound, Fraction):
+            raise ValueError("per_sample needs the bound itself, a number or one per slice, but got a Fraction")
+        self.pool, self.bound, self.name, self.per_sample = pool, bound, name, per_sample
         self.relaxation = SoftSort(1.0, relative=True) if relaxation is None else relaxation
         self.wrt, self.dual_on = wrt, dual_on
         if dual_on == "hard":
@@ -90,4 +98,93 @@ class SWGGBound:
             values, valid, _ = enter(tokens, mask, None, pool.dim, working_dtype(tokens, reference))
             tokens, mask = pool.standardized(values), valid
         distances = swgg(tokens, reference_points, pool.slicer.weight, relaxation, x_mask=mask, x_weights=weights)
-        return distances.mean(0)
+        if not self.per_sample:
+            return distances.mean(0)
+        assert not isinstance(self.bound, Fraction)
+        level = torch.as_tensor(self.bound, dtype=distances.dtype, device=distances.device)
+        return level + (distances - level).clamp(min=0).mean(0)
+
+
+class Orthogonality:
+    r"""Keep slices apart: :math:`‖ΘΘ^⊤ - I‖_F ≤ δ`, on the Gram matrix of the L unit slices.
+
+    Parameters
+    ----------
+    pool
+        The pool whose slices are bound.
+    bound
+        δ. With more slices than dimensions it cannot be less than :math:`\sqrt{L(L-d)/d}`.
+    name
+        Name in records.
+
+    Examples
+    --------
+    >>> pool = SWEPool(dim=8, slices=4)
+    >>> float(Orthogonality(pool, bound=0.1)().detach()) < 1e-5
+    True
+    """
+
+    def __init__(self, pool: SWEPool, bound: float, name: str = "orthogonality") -> None:
+        least = max(0.0, pool.slices * (pool.slices - pool.dim) / pool.dim) ** 0.5
+        if bound < least:
+            raise ValueError(
+                f"{pool.slices} slices in {pool.dim} dimensions cannot be closer to orthogonal than {least:.4g}, "
+                f"but the bound is {bound}"
+            )
+        self.pool, self.bound, self.name = pool, bound, name
+
+    def __call__(self, *inputs: object, **kwargs: object) -> Tensor:
+        """Give the distance from orthogonality, ``(1,)``. The inputs have no say."""
+        slices = self.pool.slicer.directions()
+        gram = slices @ slices.T
+        difference = gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        return root(difference.square().sum()).reshape(1)
+
+
+class MinSlicedWasserstein:
+    r"""Keep samples and reference apart along every slice, as Max-SW does: :math:`\frac1B Σ_i W_2(θ_l) ≥ w_l`.
+
+    Parameters
+    ----------
+    pool
+        The pool whose slices are bound; it needs ``points``.
+    bound
+        The least distance w: a number or one per slice; or a ``Fraction`` of the unconstrained level (1.1 asks for 10 %
+        more than that).
+    wrt
+        ``"both"`` moves slices and reference, ``"slices"`` holds the reference.
+    name
+        Name in records, where values and bounds are negative: the engine knows upper bounds only.
+
+    Examples
+    --------
+    >>> pool = SWEPool(dim=8, slices=4, points=10)
+    >>> MinSlicedWasserstein(pool, bound=0.5)(torch.randn(5, 7, 8)).shape
+    torch.Size([4])
+    """
+
+    def __init__(
+        self,
+        pool: SWEPool,
+        bound: float | Tensor | Fraction,
+        wrt: Literal["both", "slices"] = "both",
+        name: str = "sliced_wasserstein",
+    ) -> None:
+        if pool.reference is None:
+            raise ValueError("the distance is measured to the pool's reference, but it has none: give it points=M")
+        if wrt not in ("both", "slices"):
+            raise ValueError(f"expected wrt 'both' or 'slices' but got {wrt!r}")
+        self.pool, self.name, self.wrt = pool, name, wrt
+        self.bound = bound if isinstance(bound, Fraction) else -torch.as_tensor(bound, dtype=torch.float64)
+
+    def __call__(self, tokens: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        """Give minus the distance along every slice, averaged over the batch, ``(L,)``."""
+        pool, reference = self.pool, self.pool.reference
+        assert reference is not None
+        points = reference.detach() if self.wrt == "slices" else reference
+        values, valid, given = enter(tokens, mask, weights, pool.dim, working_dtype(tokens, reference))
+        projections = pool.slicer(pool.standardized(values))
+        masses = measure_weights(values, valid, given)
+        expanded = None if masses is None else masses.unsqueeze(1).expand(projections.shape)
+        distances = wasserstein_1d(projections, pool.slicer(points.to(values.dtype).unsqueeze(0)), expanded)
+        return -distances.mean(0)

@@ -90,7 +90,7 @@ class SWEPool(nn.Module):
         self.order: Order = order
         self.interpolation: Interpolation = interpolation
         self.slicer = Slicer(dim, slices, init, trainable=train_slices)
-        self.readout = make_readout(readout, points)
+        self.readout = make_readout(readout, slices, points)
         if self.readout.needs_reference and points is None:
             raise ValueError(f"the readout {type(self.readout).__name__} compares with a reference: give points=M")
         self.token_weights = TokenWeights(dim, weightings) if weightings else None

@@ -5,6 +5,7 @@ reference say so by ``needs_reference``.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -127,8 +128,133 @@ class MapPoints(Readout):
         return (z @ self.map.weight.to(z.dtype).squeeze(0)).flatten(1)
 
 
-def make_readout(readout: str | Readout, points: int | None) -> Readout:
-    """Make a readout from its name: ``"moments:4"``, ``"statistics"``, ``"flatten"``, ``"map-points"``."""
+class MapSlices(Readout):
+    """A learned map over the slices, L → 1, shared by all reference points: ``H·M`` numbers."""
+
+    needs_reference = True
+
+    def __init__(self, slices: int) -> None:
+        super().__init__()
+        if slices < 1:
+            raise ValueError(f"expected slices ≥ 1 but got {slices}")
+        self.map = nn.Linear(slices, 1, bias=False)
+
+    def size(self, slices: int, points: int | None, weightings: int) -> int:
+        """Give H·M."""
+        if slices != self.map.in_features:
+            raise ValueError(f"MapSlices was made for {self.map.in_features} slices but the pool has {slices}")
+        return weightings * (points or 0)
+
+    def forward(self, sets: ProjectedSets) -> Tensor:
+        """Read B projected sets, giving ``(B, H·M)``."""
+        z = sets.displacements().transpose(-1, -2)
+        return (z @ self.map.weight.to(z.dtype).squeeze(0)).flatten(1)
+
+
+class MeanPoints(Readout):
+    """The mean displacement along every slice, ``H·L`` numbers."""
+
+    needs_reference = True
+
+    def size(self, slices: int, points: int | None, weightings: int) -> int:
+        """Give H·L."""
+        return weightings * slices
+
+    def forward(self, sets: ProjectedSets) -> Tensor:
+        """Read B projected sets, giving ``(B, H·L)``."""
+        return sets.displacements().mean(-1).flatten(1)
+
+
+class MeanSlices(Readout):
+    """The displacement of every reference point, averaged over the slices, ``H·M`` numbers."""
+
+    needs_reference = True
+
+    def size(self, slices: int, points: int | None, weightings: int) -> int:
+        """Give H·M."""
+        return weightings * (points or 0)
+
+    def forward(self, sets: ProjectedSets) -> Tensor:
+        """Read B projected sets, giving ``(B, H·M)``."""
+        return sets.displacements().mean(-2).flatten(1)
+
+
+class DualWeighted(Readout):
+    r"""Slices averaged by how well they keep to their bounds: weights :math:`\mathrm{softmax}(-λ/t)`, ``H·M`` numbers.
+
+    Parameters
+    ----------
+    multipliers
+        A function without arguments that gives the L multipliers (or slacks) as they are now:
+        ``lambda: duals.record()["swgg"]["dual"]``. Before the first step, when there is none, slices weigh the same.
+    temperature
+        t > 0: small prefers the slices with the smallest multiplier.
+
+    Notes
+    -----
+    The last weights are kept in the buffer ``weights``, so that a saved pool reads the same without its multipliers.
+    """
+
+    needs_reference = True
+    weights: Tensor
+
+    def __init__(
+        self, slices: int, multipliers: Callable[[], Tensor | None] | None = None, temperature: float = 1.0
+    ) -> None:
+        super().__init__()
+        if temperature <= 0:
+            raise ValueError(f"expected temperature > 0 but got {temperature}")
+        self.temperature = temperature
+        self.multipliers = multipliers
+        self.register_buffer("weights", torch.full((slices,), 1 / slices))
+
+    def size(self, slices: int, points: int | None, weightings: int) -> int:
+        """Give H·M."""
+        if slices != len(self.weights):
+            raise ValueError(f"DualWeighted was made for {len(self.weights)} slices but the pool has {slices}")
+        return weightings * (points or 0)
+
+    def forward(self, sets: ProjectedSets) -> Tensor:
+        """Read B projected sets, giving ``(B, H·M)``."""
+        if self.training and self.multipliers is not None and (now := self.multipliers()) is not None:
+            with torch.no_grad():
+                self.weights.copy_(torch.softmax(-now.to(self.weights.dtype) / self.temperature, dim=0))
+        z = sets.displacements().transpose(-1, -2)
+        return (z @ self.weights.to(z.dtype)).flatten(1)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the multipliers behind: a function of the training loop has no place in a saved or copied pool."""
+        return {**self.__dict__, "multipliers": None}
+
+
+class Concat(Readout):
+    """Several readouts side by side; the set is projected once, and sorted once for each that sorts.
+
+    Examples
+    --------
+    >>> import cswe
+    >>> cswe.SWEPool(dim=3, slices=5, points=7, readout=Concat(MapPoints(7), MeanSlices())).out_dim
+    12
+    """
+
+    def __init__(self, *readouts: Readout) -> None:
+        super().__init__()
+        if not readouts:
+            raise ValueError("expected at least one readout to concatenate but got none")
+        self.readouts = nn.ModuleList(readouts)
+        self.needs_reference = any(readout.needs_reference for readout in readouts)
+
+    def size(self, slices: int, points: int | None, weightings: int) -> int:
+        """Give the sum of the parts' sizes."""
+        return sum(part.size(slices, points, weightings) for part in self.readouts if isinstance(part, Readout))
+
+    def forward(self, sets: ProjectedSets) -> Tensor:
+        """Read B projected sets, one readout after the other."""
+        return torch.cat([part(sets) for part in self.readouts], dim=1)
+
+
+def make_readout(readout: str | Readout, slices: int, points: int | None) -> Readout:
+    """Make a readout from its name, ``"moments:4"`` or ``"flatten"`` say."""
     if isinstance(readout, Readout):
         return readout
     if not isinstance(readout, str):
@@ -145,6 +271,13 @@ def make_readout(readout: str | Readout, points: int | None) -> Readout:
             if points is None:
                 raise ValueError("the readout 'map-points' needs a reference: give the pool points=M")
             return MapPoints(points)
+        if name == "map-slices":
+            return MapSlices(slices)
+        if name == "mean-points":
+            return MeanPoints()
+        if name == "mean-slices":
+            return MeanSlices()
     raise ValueError(
-        f"expected readout 'moments:K', 'statistics', 'flatten' or 'map-points', or a Readout, but got {readout!r}"
+        "expected readout 'moments:K', 'statistics', 'flatten', 'map-points', 'map-slices', 'mean-points' or "
+        f"'mean-slices', or a Readout, but got {readout!r}"
     )
