@@ -2,6 +2,7 @@
 
 from cswe.nn.baselines import AttentionPool, CLSPool, MaxPool, MeanPool
 from cswe.nn.bounds import MinSlicedWasserstein, Orthogonality, SWGGBound
+from cswe.nn.explain import explain_slices, explain_tokens
 from cswe.nn.learn import LearnedSlices, learn_slices
 from cswe.nn.pool import SWEPool
 from cswe.nn.readouts import (
@@ -41,5 +42,7 @@ __all__ = [
     "Slicer",
     "Statistics",
     "TokenWeights",
+    "explain_slices",
+    "explain_tokens",
     "learn_slices",
 ]
