@@ -82,7 +82,7 @@ class TestLearnSlices:
         mean = learn_slices(xs, ys, lambda theta: theta.sum(), 2, cswe.Fraction(0.9, batches=2), slack=1.0, steps=5)
         assert mean.values.shape == (2,)
         expected = torch.stack(
-            [swgg(x[None], y, mean.slices, cswe.SoftSort(0.1, relative=True))[0] for x, y in zip(xs, ys, strict=True)]
+            [swgg(x[None], y, mean.slices, cswe.SoftSort(0.1, True))[0] for x, y in zip(xs, ys, strict=True)]
         )
         torch.testing.assert_close(mean.values, expected.mean(0))
         pairwise = learn_slices(xs, ys, lambda theta: theta.sum(), 2, 2.0, slack=1.0, steps=5, per="pair")

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from cswe.nn._door import enter, result_dtype
+from cswe.nn.ragged import Sets, is_ragged, map_groups, without_mask
 from cswe.nn.token_weights import TokenWeights
 from cswe.ops._inputs import measure_weights, without_autocast, working_dtype
 
@@ -20,13 +21,13 @@ class _Pool(nn.Module):
     def reset_parameters(self) -> None:
         """Draw all parameters anew; by default there are none."""
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Sets, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Pool sets of vectors.
 
         Parameters
         ----------
         tokens
-            ``(B, N, dim)``.
+            ``(B, N, dim)``, ``(values, ptr)``, or a nested tensor, as in :class:`~cswe.SWEPool`.
         mask
             ``(B, N)``, bool or 0/1, True = valid. What is masked is never read.
         weights
@@ -37,6 +38,9 @@ class _Pool(nn.Module):
         Tensor
             ``(B, out_dim)``.
         """
+        if is_ragged(tokens):
+            return map_groups(self, without_mask(tokens, mask), weights)
+        assert isinstance(tokens, Tensor)
         vector = self._enter_and_pool(tokens, mask, weights)
         return vector.to(result_dtype(tokens, next(self.parameters(), tokens)))
 

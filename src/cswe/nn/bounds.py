@@ -1,5 +1,6 @@
 """What slices can be bound to: constraints for :class:`cswe.PrimalDual`."""
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -8,9 +9,11 @@ from torch import Tensor
 from cswe.constrained import Fraction
 from cswe.nn._door import enter
 from cswe.nn.pool import SWEPool
+from cswe.nn.ragged import Sets, all_values, batch_size, is_ragged, map_groups, without_mask
 from cswe.ops import LapSum, SoftSort, swgg, wasserstein_1d
 from cswe.ops._inputs import measure_weights, working_dtype
 from cswe.ops.measure import root
+from cswe.ops.unit import slice_unit
 
 
 class SWGGBound:
@@ -76,33 +79,56 @@ class SWGGBound:
         if dual_on == "hard":
             self.dual_values = self.hard
 
-    def __call__(self, tokens: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+    def __call__(self, tokens: Sets, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Give the relaxed D of every slice, averaged over the batch, ``(L,)``."""
         return self._values(tokens, mask, weights, self.relaxation)
 
     @torch.no_grad()
-    def hard(self, tokens: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+    def hard(self, tokens: Sets, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Give the exact D of every slice, averaged over the batch, ``(L,)``."""
         return self._values(tokens, mask, weights, None)
 
     def _values(
-        self, tokens: Tensor, mask: Tensor | None, weights: Tensor | None, relaxation: SoftSort | LapSum | None
+        self, tokens: Sets, mask: Tensor | None, weights: Tensor | None, relaxation: SoftSort | LapSum | None
     ) -> Tensor:
-        pool, reference = self.pool, self.pool.reference
-        assert reference is not None
-        if self.wrt == "slices":
-            reference_points: Tensor = reference.detach()
-        else:
-            reference_points = reference
-        if pool.statistics is not None:
-            values, valid, _ = enter(tokens, mask, None, pool.dim, working_dtype(tokens, reference))
-            tokens, mask = pool.standardized(values), valid
-        distances = swgg(tokens, reference_points, pool.slicer.weight, relaxation, x_mask=mask, x_weights=weights)
+        distances = self._distances(tokens, mask, weights, relaxation)
         if not self.per_sample:
             return distances.mean(0)
         assert not isinstance(self.bound, Fraction)
         level = torch.as_tensor(self.bound, dtype=distances.dtype, device=distances.device)
         return level + (distances - level).clamp(min=0).mean(0)
+
+    def count(self, tokens: Sets, *others: object, **kwargs: object) -> int:
+        """Give the number of samples that the values are a mean of."""
+        return batch_size(tokens)
+
+    @torch.no_grad()
+    def _unit(self, tokens: Sets) -> Tensor:
+        """Give the spread of all projections per slice, ``(L, 1)``."""
+        values = self.pool.standardized(all_values(tokens).to(working_dtype(self.pool.slicer.weight)))
+        return slice_unit(self.pool.slicer(values.unsqueeze(0)), None, relative=True)
+
+    def _distances(
+        self, tokens: Sets, mask: Tensor | None, weights: Tensor | None, relaxation: SoftSort | LapSum | None
+    ) -> Tensor:
+        """Give D of every sample and slice, ``(B, L)``."""
+        if is_ragged(tokens):
+            if relaxation is not None and relaxation.relative and relaxation.unit is None:
+                # The unit is the spread over the whole batch, but a group would only see its own samples.
+                relaxation = replace(relaxation, unit=self._unit(tokens))
+            return map_groups(
+                lambda part, valid, given: self._distances(part, valid, given, relaxation),
+                without_mask(tokens, mask),
+                weights,
+            )
+        assert isinstance(tokens, Tensor)
+        pool, reference = self.pool, self.pool.reference
+        assert reference is not None
+        reference_points = reference.detach() if self.wrt == "slices" else reference
+        if pool.statistics is not None:
+            values, valid, _ = enter(tokens, mask, None, pool.dim, working_dtype(tokens, reference))
+            tokens, mask = pool.standardized(values), valid
+        return swgg(tokens, reference_points, pool.slicer.weight, relaxation, x_mask=mask, x_weights=weights)
 
 
 class Orthogonality:

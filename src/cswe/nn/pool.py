@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from cswe.nn._door import enter, result_dtype
 from cswe.nn.projected import ProjectedSets, uniform_or_given
+from cswe.nn.ragged import Sets, is_ragged, map_groups, without_mask
 from cswe.nn.readouts import Readout, make_readout
 from cswe.nn.slicer import Initialisation, Slicer
 from cswe.nn.statistics import TokenStatistics, principal_start
@@ -170,24 +171,28 @@ class SWEPool(nn.Module):
         vector: Tensor = self.readout(sets)
         return vector
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Sets, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Pool sets of vectors.
 
         Parameters
         ----------
         tokens
-            ``(B, N, d)``.
+            ``(B, N, d)``; or sets of different sizes as ``(values, ptr)``, values ``(T, d)`` and ptr ``(B + 1,)`` as in
+            PyTorch Geometric; or a nested tensor.
         mask
             ``(B, N)``, bool or 0/1, True = valid (Hugging Face's ``attention_mask`` works as it is). What is masked is
             never read.
         weights
-            Masses ``(B, N)``; with weightings they multiply in.
+            Masses ``(B, N)``, or ``(T,)`` for ragged sets; with weightings they multiply in.
 
         Returns
         -------
         Tensor
             ``(B, out_dim)``.
         """
+        if is_ragged(tokens):
+            return map_groups(self, without_mask(tokens, mask), weights)
+        assert isinstance(tokens, Tensor)
         vector = self.read(self.project(tokens, mask, weights))
         return vector.to(result_dtype(tokens, self.slicer.weight))
 

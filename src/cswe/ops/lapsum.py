@@ -9,7 +9,7 @@ All sums over elements, or over thresholds, are one-sided Laplace sums on sorted
 Everything is in float64: thresholds in float32 break row sums by 1e-3 at N = 2048.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -264,6 +264,8 @@ class LapSum:
         Temperature α > 0: the width of the Laplace kernel that smooths the points.
     relative
         Measure α in standard deviations of the projections of a slice, taken over the batch and held constant.
+    unit
+        The unit of α per slice, ``(L, 1)``, where it has been measured already.
 
     References
     ----------
@@ -280,6 +282,7 @@ class LapSum:
 
     alpha: float
     relative: bool = False
+    unit: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < float("inf"):
@@ -292,4 +295,4 @@ class LapSum:
 
     def scale(self, projections: Tensor, mask: Tensor | None = None) -> Tensor:
         """Give the unit of α per slice, ``(L, 1)`` (``(1,)`` for a plain vector): 1 unless ``relative``."""
-        return slice_unit(projections, mask, self.relative)
+        return slice_unit(projections, mask, self.relative) if self.unit is None else self.unit.to(projections)

@@ -6,7 +6,7 @@ replaces it by a matrix that depends smoothly on the numbers. None of them is ev
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -227,6 +227,8 @@ class SoftSort:
     relative
         Measure τ in standard deviations of the projections of a slice, taken over the batch and held constant
         (no gradient flows through the scale). The axis before the last one counts the slices.
+    unit
+        The unit of τ per slice, ``(L, 1)``, where it has been measured already.
 
     References
     ----------
@@ -241,6 +243,7 @@ class SoftSort:
 
     tau: float
     relative: bool = False
+    unit: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.tau < float("inf"):
@@ -255,4 +258,4 @@ class SoftSort:
 
     def scale(self, projections: Tensor, mask: Tensor | None = None) -> Tensor:
         """Give the unit of τ per slice, ``(L, 1)`` (``(1,)`` for a plain vector): 1 unless ``relative``."""
-        return slice_unit(projections, mask, self.relative)
+        return slice_unit(projections, mask, self.relative) if self.unit is None else self.unit.to(projections)
