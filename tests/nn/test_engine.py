@@ -69,7 +69,7 @@ class TestLearnSlices:
         starts = torch.tensor([[1.0, 0.2], [0.3, 1.0], [-0.8, 1.0]], dtype=DOUBLE)
         found = learn_slices(
             x, y, lambda theta: (1 - (theta @ wanted).square()).sum(), starts, bound, slack,
-            relaxation=cswe.SoftSort(0.02, relative=True), steps=500, lr=0.02, dual_lr=0.2, slack_lr=min(0.2, 1 / slack),
+            relaxation=cswe.SoftSort(0.02, True), steps=500, lr=0.02, dual_lr=0.2, slack_lr=min(0.2, 1 / slack),
         )  # fmt: skip
         errors = [apart(angle(theta), best) for theta in found.slices]
         # Of a finite sample D wiggles around the closed form: within 2° of its optimum.
