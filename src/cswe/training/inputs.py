@@ -1,0 +1,221 @@
+"""Sets to embed, in batches: from a store, or raw through the backbone that a model was trained on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from cswe.tokens import Batch, Batches, TokenStore
+from cswe.tokens.backbones.base import Backbone
+from cswe.tokens.backbones.opening import BackboneOptions, open_backbone
+from cswe.tokens.loading import default_workers, load_units
+from cswe.tokens.manifest import MANIFEST
+from cswe.tokens.sources.base import Source
+from cswe.tokens.sources.opening import Format, SourceOptions, open_source
+from cswe.training.data import open_store
+from cswe.training.errors import UserError
+from cswe.training.model import Facts
+
+
+class Input(Protocol):
+    """Sets of tokens with their ids, in order."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, batch_size: int, device: torch.device) -> Iterator[tuple[Batch, list[str]]]:
+        """Yield batches, and the ids of their sets."""
+
+
+@dataclass
+class StoreInput:
+    """The items of a store, of one split or of all."""
+
+    store: TokenStore
+    split: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.store.split(self.split))
+
+    def batches(self, batch_size: int, device: torch.device) -> Iterator[tuple[Batch, list[str]]]:
+        """Yield batches; ids are read shard by shard, so that memory stays flat."""
+        items = self.store.split(self.split)
+        shard, names = None, list[str]()
+        for batch in Batches(self.store, batch_size, indices=items, shuffle=False, device=device, resident=False):
+            ids = []
+            for index in batch.index.tolist():
+                here, row = self.store.locate(index)
+                if here is not shard:
+                    shard, names = here, here.ids()
+                ids.append(names[row])
+            yield batch, ids
+
+
+@dataclass
+class RawInput:
+    """A data set through a frozen backbone: what `cswe extract` would store, without storing it."""
+
+    source: Source
+    backbone: Backbone
+    facts: Facts
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batches(self, batch_size: int, device: torch.device) -> Iterator[tuple[Batch, list[str]]]:
+        """Yield batches; items are encoded in the groups of an extraction, so that tokens are the same to the bit."""
+        waiting: list[_Encoded] = []
+        for start in range(0, len(self), self.backbone.group):
+            waiting += self._group(start, min(start + self.backbone.group, len(self)))
+            while len(waiting) >= batch_size:
+                yield _batch(waiting[:batch_size], device)
+                waiting = waiting[batch_size:]
+        if waiting:
+            yield _batch(waiting, device)
+
+    def one(self, index: int) -> Batch:
+        """Encode a single item."""
+        return _batch(self._group(index, index + 1), torch.device("cpu"))[0]
+
+    def _group(self, start: int, stop: int) -> "list[_Encoded]":
+        spec, backbone, layer = self.facts.tokens, self.backbone, self.facts.layer
+        unit = backbone.unit
+        units = [(at, min(at + unit, stop)) for at in range(start, stop, unit)]
+        workers = default_workers(self.source, backbone.device, unit * 3 * 512 * 512) if stop - start > 1 else 0
+        loaded = list(load_units(self.source, backbone.preparer, units, workers=workers, in_worker=lambda: None))
+        for part in loaded:
+            for index, reason in part.bad:
+                raise UserError(f"{self.source.locate(index)}: {reason}; repair or remove it")
+        encoded = backbone.encode([part.packed for part in loaded], spec.dtype)
+        if not bool(encoded.finite.all()):
+            index = start + int((~encoded.finite).nonzero()[0])
+            raise UserError(f"{self.source.locate(index)}: gives values that {spec.dtype} cannot hold")
+        tokens = torch.cat(encoded.tokens[layer]).split(encoded.lengths)
+        weights = torch.cat(encoded.weights).split(encoded.lengths) if encoded.weights else None
+        return [
+            _Encoded(
+                self.source.ids[start + row],
+                tokens[row],
+                None if weights is None else weights[row],
+                encoded.cls[layer][row] if encoded.cls else None,
+            )
+            for row in range(stop - start)
+        ]
+
+
+@dataclass
+class _Encoded:
+    id: str
+    tokens: Tensor
+    weights: Tensor | None
+    cls: Tensor | None
+
+
+def _batch(sets: list[_Encoded], device: torch.device) -> tuple[Batch, list[str]]:
+    """Pad sets as a store's batches do."""
+    lengths = torch.tensor([len(entry.tokens) for entry in sets])
+    longest = int(lengths.max())
+    padded = torch.nn.utils.rnn.pad_sequence([entry.tokens for entry in sets], batch_first=True)
+    weights = [entry.weights for entry in sets if entry.weights is not None]
+    cls = [entry.cls for entry in sets if entry.cls is not None]
+    batch = Batch(
+        tokens=padded,
+        mask=None if bool((lengths == longest).all()) else torch.arange(longest) < lengths.unsqueeze(1),
+        ptr=None,
+        labels=None,
+        weights=torch.nn.utils.rnn.pad_sequence(weights, batch_first=True) if weights else None,
+        cls=torch.stack(cls) if cls else None,
+        index=torch.arange(len(sets)),
+    )
+    return batch.to(device, torch.float32), [entry.id for entry in sets]
+
+
+def open_input(
+    path: str | Path,
+    facts: Facts,
+    *,
+    split: str | None = None,
+    format: Format | None = None,
+    backbone: str | None = None,
+    device: str | None = None,
+) -> StoreInput | RawInput:
+    """Open what is to be embedded.
+
+    Parameters
+    ----------
+    path
+        A token store; or a data set, any that `cswe extract` takes (``digits``: scikit-learn's).
+    facts
+        The model's, which name the backbone and how items were prepared.
+    split
+        Of a store: which items; None for all.
+    format
+        Of a data set: what it is, if that cannot be told from names and contents.
+    backbone
+        Where the backbone is, if it is not on the hub under the name that the model knows.
+    device
+        Where the backbone runs.
+    """
+    if (Path(path) / MANIFEST).exists():
+        return StoreInput(open_store(path, facts), split)
+    if split is not None:
+        raise UserError(f"split: {path} is no token store, and all of it is taken; leave out --split")
+    return _open_raw(Path(path), facts, format, backbone, device)
+
+
+def _open_raw(path: Path, facts: Facts, format: Format | None, backbone: str | None, device: str | None) -> RawInput:
+    spec = facts.tokens
+    known: dict[str, Any] = dict(spec.data.get("options", {}))
+    names = ("seed", "points", "ink", "multi_label")
+    options = SourceOptions(**{name: known[name] for name in names if known.get(name) is not None})
+    digits = format == "digits" or (str(path) == "digits" and not path.exists())
+    source = open_source(() if digits else path, "digits" if digits else format, options)
+    if source.has_weights != spec.weights:
+        had = "had weights" if spec.weights else "had none"
+        raise UserError(f"{path}: expected sets like those the model was trained on, which {had}")
+    name = backbone or spec.backbone.get("name")
+    if not name:
+        raise UserError("backbone: the model does not know what made its tokens; extract a store, and embed that")
+    opened = open_backbone(str(name), source, _backbone_options(facts, device))
+    _check_backbone(opened, facts)
+    return RawInput(source, opened, facts)
+
+
+def _backbone_options(facts: Facts, device: str | None) -> BackboneOptions:
+    notes, prepared = facts.tokens.backbone, facts.tokens.preprocessing
+    options: dict[str, Any] = {"device": device}
+    if notes.get("name") != "identity":
+        options["layers"] = (facts.layer,)
+    if notes.get("norm") == "none":
+        options["norm"] = "none"
+    revision = notes.get("revision")
+    if revision and revision != "unknown" and not str(revision).startswith("sha256:"):
+        options["revision"] = revision
+    for source, name in ((notes, "precision"), (notes, "batch_tokens"), (prepared, "long"), (prepared, "max_length")):
+        if name in source:
+            options[name] = source[name]
+    return BackboneOptions(**options)
+
+
+def _check_backbone(backbone: Backbone, facts: Facts) -> None:
+    there, here = facts.tokens.backbone, backbone.describe()
+    for name in ("architecture", "revision", "norm", "precision"):
+        if there.get(name) != here.get(name):
+            raise UserError(
+                f"backbone: expected the one that the model was trained on ({there.get('name')}, {name} "
+                f"{there.get(name)}) but got {name} {here.get(name)}"
+            )
+    if backbone.preprocessing() != _plain(facts.tokens.preprocessing):
+        raise UserError("backbone: prepares items in another way than the one that the model was trained on")
+
+
+def _plain(value: Any) -> Any:
+    """Turn lists back into the tuples that they were before JSON."""
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return tuple(_plain(entry) for entry in value) if isinstance(value, list) else value
+
+
+FORMATS = get_args(Format)

@@ -1,0 +1,68 @@
+"""Nearest neighbours among vectors that come in blocks: exact, whatever their number."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cswe.training.errors import UserError
+
+Metric = Literal["cosine", "euclidean"]
+
+
+def nearest(
+    queries: Tensor, blocks: Iterable[Tensor], k: int, metric: Metric = "cosine", skip: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Find the k nearest of all vectors for each query.
+
+    Parameters
+    ----------
+    queries
+        ``(Q, size)``.
+    blocks
+        The vectors ``(n, size)``, in blocks; only one is held at a time.
+    k
+        How many.
+    metric
+        ``"cosine"``: one minus the cosine of the angle; ``"euclidean"``.
+    skip
+        A position for each query that is left out, itself say, ``(Q,)``.
+
+    Returns
+    -------
+    tuple
+        Distances, ascending, and positions, both ``(Q, k)``, fewer where there are fewer vectors. Of equal distances
+        the first position comes first.
+
+    Examples
+    --------
+    >>> vectors = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.1]])
+    >>> nearest(vectors[1:2], vectors.split(2), k=2)[1]
+    tensor([[1, 2]])
+    """
+    if k < 1:
+        raise UserError(f"k: expected at least 1 but got {k}")
+    queries = queries.double()
+    if metric == "cosine":
+        queries = torch.nn.functional.normalize(queries, dim=1)
+    best = queries.new_empty(len(queries), 0)
+    places = torch.empty(len(queries), 0, dtype=torch.int64)
+    start = 0
+    for block in blocks:
+        vectors = block.double()
+        if metric == "cosine":
+            distances = 1 - queries @ torch.nn.functional.normalize(vectors, dim=1).T
+        else:
+            # Not by ‖x‖² + ‖y‖² − 2⟨x, y⟩, which cancels for near ones, and those are what is asked for.
+            distances = torch.cdist(queries, vectors, compute_mode="donot_use_mm_for_euclid_dist")
+        here = torch.arange(start, start + len(block)).expand(len(queries), -1)
+        if skip is not None:
+            distances = distances.masked_fill(here == skip.unsqueeze(1), torch.inf)
+        # A stable sort with the earlier blocks first keeps equal distances in the order of their positions.
+        distances, order = torch.cat([best, distances], dim=1).sort(dim=1, stable=True)
+        places = torch.cat([places, here], dim=1).gather(1, order)[:, :k]
+        best = distances[:, :k]
+        start += len(block)
+    kept = int(torch.isfinite(best).sum(1).min()) if best.numel() else 0
+    return best[:, :kept], places[:, :kept]
