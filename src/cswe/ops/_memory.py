@@ -21,21 +21,25 @@ def has_memory(tensor: Tensor) -> bool:
     )
 
 
-def share_out(function: Callable[..., None], tasks: Sequence[tuple[Any, ...]]) -> None:
+def share_out(
+    function: Callable[..., None], tasks: Sequence[tuple[Any, ...]], room: Callable[[], Any] | None = None
+) -> None:
     """Call a function with every tuple of arguments, on as many threads as torch would use.
 
     It pays for functions that let go of the interpreter while they work. The threads are made for this call: starting
-    one is cheap beside the work, and a pool that is kept would not survive a fork.
+    one is cheap beside the work, and a pool that is kept would not survive a fork. With ``room``, every thread makes
+    itself one working space, the first argument of its calls: fresh memory is slow, each page of it is a trap.
     """
     todo = list(reversed(tasks))
 
     def work() -> None:
+        own = () if room is None else (room(),)
         while True:
             try:
                 arguments = todo.pop()  # goes to one thread only: list methods are atomic
             except IndexError:
                 return
-            function(*arguments)
+            function(*own, *arguments)
 
     helpers = min(torch.get_num_threads(), len(tasks)) - 1
     if helpers < 1:

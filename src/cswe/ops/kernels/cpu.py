@@ -6,6 +6,7 @@ regions compile in a fraction of the time.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from cswe.ops.kernels.cpu_steps import Array
 from cswe.ops.kernels.problem import Problem
 
 BLOCK_ELEMENTS = 1 << 22
-"""Numbers of the tokens that are centred, and converted if they must be, at a time."""
+"""Numbers of the tokens that are converted at a time, where they must be."""
 
 CACHE_BYTES = 1 << 19
 """What a thread should work on at a time, to find it in its own cache when it comes back to it."""
@@ -28,41 +29,37 @@ LANES = 16
 
 def value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]:
     """Give S ``(B, L)`` and its derivative with respect to the sorted projections ``(B, L, N)``."""
-    batch, slices, count, _, _ = problem.sizes
+    batch, slices, count, _, width = problem.sizes
     value = problem.points.new_empty((batch, slices))
     slope = problem.points.new_empty((batch, slices, count) if with_slope else (batch, 0, 0))
-    targets = _array(problem.targets)
+    targets, centre = _array(problem.targets), _array(problem.centre)
     for here, part in _blocks(problem):
-        rows, lengths = _augmented(part), _lengths(part)
-        points, order = _array(part.points), _array(part.order)
-        into = _array(value[here]), _array(slope[here])
-        groups = _sample_groups(lengths, rows[0].nbytes)
-        some_slices = _split(np.arange(slices), len(groups))
-        share_out(
-            cpu_loops.fused,
-            [
-                (points, order, rows, targets, lengths, group, some, problem.tau, *into)
-                for group in groups
-                for some in some_slices
-            ],
-        )
+        lengths = _lengths(part)
+        inputs = _tokens(part), _array(part.squares), centre, _array(part.points), _array(part.order), targets, lengths
+        outputs = _array(value[here]), _array(slope[here])
+        groups = _sample_groups(problem, lengths)
+        tasks = [
+            (*inputs, group, some, problem.tau, *outputs)
+            for group in groups
+            for some in _split(np.arange(slices), len(groups))
+        ]
+        share_out(cpu_loops.fused, tasks, partial(_room, problem, len(groups[0]) + 1, _padded(width + 1)))
     return value, slope
 
 
 def targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
     """Give the gradient of ``Σ grad · S`` with respect to the targets, ``(L, M, d)``."""
-    slices = problem.points.shape[1]
+    slices, width = problem.points.shape[1], problem.targets.shape[2]
     result = torch.zeros_like(problem.targets, memory_format=torch.contiguous_format)
+    groups = _split(np.arange(slices), 1)
     for here, part in _blocks(problem):
-        rows, lengths = _augmented(part), _lengths(part)
-        points, order, weights = _array(part.points), _array(part.order), _array(-2 * grad[here])
+        lengths, weights = _lengths(part), _array(-2 * grad[here])
+        inputs = _tokens(part), _array(problem.centre), _array(part.points), _array(part.order), weights, lengths
         samples = _by_length(lengths)
-        size = max(1, min(CACHE_BYTES // rows[0].nbytes, slices // (2 * torch.get_num_threads())))
-        groups = np.array_split(np.arange(slices), -(-slices // size))
-        share_out(
-            cpu_loops.sums_at_ranks,
-            [(points, order, rows, weights, lengths, samples, group, problem.tau, _array(result)) for group in groups],
-        )
+        tasks = [(*inputs, samples, group, problem.tau, _array(result)) for group in groups]
+        # Only where ranks and targets differ in number there is something to put aside.
+        aside = 0 if part.is_square else len(groups[0])
+        share_out(cpu_loops.sums_at_ranks, tasks, partial(_room, problem, aside, width))
     return result
 
 
@@ -71,18 +68,11 @@ def tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
     batch, _, count, _, width = problem.sizes
     tokens = problem.points.new_empty((batch, count, width))
     squares = problem.points.new_empty((batch, count))
-    targets = _array(problem.targets)
-    for here, part in _blocks(problem):
-        lengths, weights = _lengths(part), _array(grad[here])
-        points, order = _array(part.points), _array(part.order)
-        gradient = np.zeros((len(points), count, _padded(width + 1)), points.dtype)
-        groups = _sample_groups(lengths, gradient[0].nbytes)
-        share_out(
-            cpu_loops.sums_at_tokens,
-            [(points, order, targets, weights, lengths, group, problem.tau, gradient) for group in groups],
-        )
-        both = torch.from_numpy(gradient)
-        tokens[here], squares[here] = both[..., :width], both[..., width]
+    lengths = _lengths(problem)
+    inputs = _array(problem.points), _array(problem.order), _array(problem.targets), _array(grad), lengths
+    groups = _sample_groups(problem, lengths)
+    tasks = [(*inputs, group, problem.tau, _array(tokens), _array(squares)) for group in groups]
+    share_out(cpu_loops.sums_at_tokens, tasks, partial(_room, problem, len(groups[0]) + 1, _padded(width + 1)))
     return tokens, squares
 
 
@@ -90,26 +80,28 @@ def _array(tensor: Tensor) -> Array:
     return tensor.detach().contiguous().numpy()
 
 
+def _tokens(problem: Problem) -> Array:
+    return _array(problem.tokens.to(problem.points.dtype))
+
+
+def _room(problem: Problem, rows: int, width: int) -> Array:
+    """Make space for rows of N tokens. torch aligns it to the vectors of a CPU, numpy does not."""
+    return problem.points.new_empty((rows, problem.points.shape[2], width)).numpy()
+
+
 def _padded(width: int) -> int:
     return -(-width // LANES) * LANES
 
 
 def _blocks(problem: Problem) -> Iterator[tuple[slice, Problem]]:
-    batch, _, count, _, width = problem.sizes
-    size = max(1, BLOCK_ELEMENTS // (count * _padded(width + 1)))
+    """Cut the samples into blocks, if their tokens must be converted: half precision is no type of numba's."""
+    batch = problem.points.shape[0]
+    size = batch
+    if problem.tokens.dtype != problem.points.dtype:
+        size = max(1, BLOCK_ELEMENTS // problem.tokens[0].numel())
     for start in range(0, batch, size):
         stop = min(start + size, batch)
         yield slice(start, stop), problem.samples(start, stop)
-
-
-def _augmented(problem: Problem) -> Array:
-    """Centred tokens, their squares and zeros up to a whole number of vectors, ``(B, N, W)``."""
-    batch, _, count, _, width = problem.sizes
-    rows = problem.points.new_empty((batch, count, _padded(width + 1)))
-    torch.sub(problem.tokens.detach(), problem.centre, out=rows[..., :width])
-    rows[..., width] = problem.squares.detach()
-    rows[..., width + 1 :] = 0
-    return rows.numpy()
 
 
 def _lengths(problem: Problem) -> Array:
@@ -122,11 +114,12 @@ def _by_length(lengths: Array) -> Array:
     return np.argsort(-lengths, kind="stable")
 
 
-def _sample_groups(lengths: Array, sample_bytes: int) -> list[Array]:
-    size = max(1, CACHE_BYTES // sample_bytes)
+def _sample_groups(problem: Problem, lengths: Array) -> list[Array]:
+    """Group samples so that their rows fit a core's own cache, and so that every thread gets several groups."""
+    _, _, count, _, width = problem.sizes
+    fit = CACHE_BYTES // (count * _padded(width + 1) * problem.points.element_size())
     samples = _by_length(lengths)
-    # Rather many groups than large ones: every thread should get several.
-    size = min(size, max(1, len(samples) // (4 * torch.get_num_threads())))
+    size = max(1, min(fit, len(samples) // (4 * torch.get_num_threads())))
     return np.array_split(samples, -(-len(samples) // size))
 
 

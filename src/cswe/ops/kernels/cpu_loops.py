@@ -19,9 +19,12 @@ from cswe.ops.kernels.cpu_steps import (
 
 @compiled
 def fused(
+    room: Array,
+    tokens: Array,
+    squares: Array,
+    centre: Array,
     points: Array,
     order: Array,
-    rows: Array,
     targets: Array,
     lengths: Array,
     samples: Array,
@@ -32,28 +35,30 @@ def fused(
 ) -> None:
     """Fill value ``(B, L)`` and slope ``(B, L, N)`` (if it is not empty) for some samples and slices.
 
-    ``rows`` are the augmented tokens ``(B, N, W)``: centred, then their square, then zeros. Samples of one length
-    should follow one another: they share the coupled rows.
+    ``room`` ``(at least as many as samples + 1, N, W)`` is where the rows are made that the walks need. Samples of one
+    length should follow one another: they share the coupled rows.
     """
-    count, width = rows.shape[1], rows.shape[2]
+    count = tokens.shape[1]
     with_slope = slope.shape[1] > 0
-    coupled = np.empty((count, width), rows.dtype)
-    sums = np.empty((4, width), rows.dtype)  # of tokens and of targets; the same without ties
-    decay = np.empty(count + 1, rows.dtype)
+    coupled = room[-1]
+    sums = np.empty((4, room.shape[2]), room.dtype)  # of tokens and of targets; the same without ties
+    decay = np.empty(count + 1, room.dtype)
     tied = np.empty(count, np.bool_)
-    scale = np.empty(count, rows.dtype)
-    ones_signed = np.empty(count, rows.dtype)
-    total = np.empty(count, rows.dtype)
-    here = np.empty(count, rows.dtype)
-    there = np.empty(count, rows.dtype)
+    scale = np.empty(count, room.dtype)
+    ones_signed = np.empty(count, room.dtype)
+    total = np.empty(count, room.dtype)
+    here = np.empty(count, room.dtype)
+    there = np.empty(count, room.dtype)
+    for i, b in enumerate(samples):
+        _augment(tokens[b], squares[b], centre, order[b, 0], lengths[b], room[i])
     for which in slices:
         last = -1
-        for b in samples:
+        for i, b in enumerate(samples):
             n = lengths[b]
             if n != last:
                 _couple(targets[which], n, coupled)
                 last = n
-            s, rank, v = points[b, which], order[b, which], rows[b]
+            s, rank, v = points[b, which], order[b, which], room[i]
             decays(s, n, tau, decay, tied)
             normaliser(n, decay, s, scale, ones_signed)
             if with_slope:
@@ -61,6 +66,19 @@ def fused(
                 value[b, which] = _finish(s, n, tau, decay, scale, ones_signed, total, here, there, slope[b, which])
             else:
                 value[b, which] = _walk_once(s, rank, v, coupled, n, decay, tied, scale, sums)
+
+
+@compiled
+def _augment(tokens: Array, squares: Array, centre: Array, order: Array, n: int, rows: Array) -> None:
+    """Fill the rows of the n tokens that exist: centred, then the square, then zeros to the end of the row."""
+    width = tokens.shape[1]
+    for r in range(n):
+        i = order[r]
+        for k in range(width):
+            rows[i, k] = tokens[i, k] - centre[k]
+        for k in range(width, rows.shape[1]):
+            rows[i, k] = 0
+        rows[i, width] = squares[i]
 
 
 @compiled
@@ -84,24 +102,6 @@ def _couple(targets: Array, n: int, coupled: Array) -> None:
             part = coupled.dtype.type(-2 * (min(high, (j + 1) * n) - j * n) / n)
             for k in range(width):
                 coupled[r, k] += part * targets[j, k]
-        if (j + 1) * n == high:
-            j += 1
-
-
-@compiled
-def uncouple(gradient: Array, n: int, into: Array) -> None:
-    """Add the gradient of n ranks' rows T_r ``(n, d)`` to that of the targets ``(M, d)``: the way back."""
-    count = into.shape[0]
-    j = 0
-    for r in range(n):
-        low, high = r * count, (r + 1) * count
-        while True:
-            part = into.dtype.type((min(high, (j + 1) * n) - max(low, j * n)) / n)
-            for k in range(into.shape[1]):
-                into[j, k] += part * gradient[r, k]
-            if (j + 1) * n >= high:
-                break
-            j += 1
         if (j + 1) * n == high:
             j += 1
 
@@ -220,9 +220,11 @@ def _finish(
 
 @compiled
 def sums_at_ranks(
+    room: Array,
+    tokens: Array,
+    centre: Array,
     points: Array,
     order: Array,
-    rows: Array,
     weights: Array,
     lengths: Array,
     samples: Array,
@@ -232,38 +234,59 @@ def sums_at_ranks(
 ) -> None:
     """Add the targets' gradient ``(L, M, d)``: kernel sums of the tokens, over Z, times a weight per sample and slice.
 
-    Samples of one length should follow one another: they are added up before they are spread over the targets.
+    Where there are as many ranks as targets they are added in place. Else samples of one length should follow one
+    another: they are added up in ``room``, ``(at least as many as slices, N, d)``, before they spread over the targets.
     """
-    count, width = rows.shape[1], gradient.shape[2]
-    received = np.zeros((len(slices), count, width), rows.dtype)
-    state = np.empty(width, rows.dtype)
-    decay = np.empty(count + 1, rows.dtype)
+    count, width = tokens.shape[1], tokens.shape[2]
+    state = np.empty(width, tokens.dtype)
+    decay = np.empty(count + 1, tokens.dtype)
     tied = np.empty(count, np.bool_)
-    scale = np.empty(count, rows.dtype)
-    unused = np.empty(count, rows.dtype)
-    ones = np.ones(count, rows.dtype)
+    scale = np.empty(count, tokens.dtype)
+    unused = np.empty(count, tokens.dtype)
+    ones = np.ones(count, tokens.dtype)
     ranks = np.arange(count)
-    last = -1
+    last = gradient.shape[1]
     for b in samples:
         n = lengths[b]
-        if n != last and last >= 0:
-            for i in range(len(slices)):
-                uncouple(received[i], last, gradient[slices[i]])
-            received[:] = 0
-        last = n
-        for i in range(len(slices)):
-            which = slices[i]
+        in_place = n == gradient.shape[1]
+        if n != last:
+            if last != gradient.shape[1]:
+                _uncouple(room, last, slices, gradient)
+            room[: len(slices)] = 0
+            last = n
+        for i, which in enumerate(slices):
             decays(points[b, which], n, tau, decay, tied)
             normaliser(n, decay, points[b, which], scale, unused)
             for r in range(n):
                 scale[r] *= weights[b, which]
-            kernel_sums(rows[b], order[b, which], ones, received[i], ranks, scale, n, decay, state)
-    for i in range(len(slices)):
-        uncouple(received[i], last, gradient[slices[i]])
+            into = gradient[which] if in_place else room[i]
+            kernel_sums(tokens[b], centre, order[b, which], ones, into, ranks, scale, n, decay, state)
+    if last != gradient.shape[1]:
+        _uncouple(room, last, slices, gradient)
+
+
+@compiled
+def _uncouple(received: Array, n: int, slices: Array, gradient: Array) -> None:
+    """Add the gradient of n ranks' rows T_r to that of the targets: the way back of the coupling."""
+    count = gradient.shape[1]
+    for i, which in enumerate(slices):
+        j = 0
+        for r in range(n):
+            low, high = r * count, (r + 1) * count
+            while True:
+                part = gradient.dtype.type((min(high, (j + 1) * n) - max(low, j * n)) / n)
+                for k in range(gradient.shape[2]):
+                    gradient[which, j, k] += part * received[i, r, k]
+                if (j + 1) * n >= high:
+                    break
+                j += 1
+            if (j + 1) * n == high:
+                j += 1
 
 
 @compiled
 def sums_at_tokens(
+    room: Array,
     points: Array,
     order: Array,
     targets: Array,
@@ -271,21 +294,27 @@ def sums_at_tokens(
     lengths: Array,
     samples: Array,
     tau: float,
-    gradient: Array,
+    tokens: Array,
+    squares: Array,
 ) -> None:
-    """Add the gradient of the augmented tokens ``(B, N, W)``: kernel sums of the weighted rows T over Z."""
-    count, width = gradient.shape[1], gradient.shape[2]
-    coupled = np.empty((count, width), gradient.dtype)
-    state = np.empty(width, gradient.dtype)
-    decay = np.empty(count + 1, gradient.dtype)
+    """Fill gradients of some tokens ``(B, N, d)`` and squares ``(B, N)``: kernel sums of the weighted rows T over Z.
+
+    ``room`` is ``(at least as many as samples + 1, N, W)``.
+    """
+    count, width = tokens.shape[1], tokens.shape[2]
+    coupled = room[-1]
+    state = np.empty(room.shape[2], room.dtype)
+    origin = np.zeros(room.shape[2], room.dtype)
+    decay = np.empty(count + 1, room.dtype)
     tied = np.empty(count, np.bool_)
-    scale = np.empty(count, gradient.dtype)
-    unused = np.empty(count, gradient.dtype)
-    ones = np.ones(count, gradient.dtype)
+    scale = np.empty(count, room.dtype)
+    unused = np.empty(count, room.dtype)
+    ones = np.ones(count, room.dtype)
     ranks = np.arange(count)
+    room[: len(samples)] = 0
     for which in range(points.shape[1]):
         last = -1
-        for b in samples:
+        for i, b in enumerate(samples):
             n = lengths[b]
             if n != last:
                 _couple(targets[which], n, coupled)
@@ -294,4 +323,9 @@ def sums_at_tokens(
             normaliser(n, decay, points[b, which], scale, unused)
             for r in range(n):
                 scale[r] *= weights[b, which]
-            kernel_sums(coupled, ranks, scale, gradient[b], order[b, which], ones, n, decay, state)
+            kernel_sums(coupled, origin, ranks, scale, room[i], order[b, which], ones, n, decay, state)
+    for i, b in enumerate(samples):
+        for r in range(count):
+            for k in range(width):
+                tokens[b, r, k] = room[i, r, k]
+            squares[b, r] = room[i, r, width]

@@ -166,24 +166,33 @@ def inner_product(v: Array, i: int, t: Array, r: int) -> Any:
 
 @compiled
 def kernel_sums(
-    source: Array, read: Array, u: Array, into: Array, write: Array, w: Array, n: int, decay: Array, state: Array
+    source: Array,
+    origin: Array,
+    read: Array,
+    u: Array,
+    into: Array,
+    write: Array,
+    w: Array,
+    n: int,
+    decay: Array,
+    state: Array,
 ) -> None:
-    """Add w_r Σ_k K_rk u_k source[read_k] to into[write_r], which must be different rows."""
+    """Add w_r Σ_k K_rk u_k (source[read_k] − origin) to into[write_r], which must be different rows."""
     state[:] = 0
     for r in range(0, n - 1, 2):
         _two_right(
-            source, read[r], read[r + 1], u[r], u[r + 1], into, write[r], write[r + 1], w[r], w[r + 1],
-            decay[r], decay[r + 1], state,
+            source, origin, read[r], read[r + 1], u[r], u[r + 1],
+            into, write[r], write[r + 1], w[r], w[r + 1], decay[r], decay[r + 1], state,
         )  # fmt: skip
     if n % 2:
         r, i, j = n - 1, read[n - 1], write[n - 1]
         for k in range(state.shape[0]):
-            into[j, k] += w[r] * (decay[r] * state[k] + u[r] * source[i, k])
+            into[j, k] += w[r] * (decay[r] * state[k] + u[r] * (source[i, k] - origin[k]))
     state[:] = 0
     for r in range(n - 1, 0, -2):
         _two_left(
-            source, read[r], read[r - 1], u[r], u[r - 1], into, write[r], write[r - 1], w[r], w[r - 1],
-            decay[r + 1], decay[r], state,
+            source, origin, read[r], read[r - 1], u[r], u[r - 1],
+            into, write[r], write[r - 1], w[r], w[r - 1], decay[r + 1], decay[r], state,
         )  # fmt: skip
     if n % 2:
         for k in range(state.shape[0]):
@@ -192,25 +201,25 @@ def kernel_sums(
 
 @compiled
 def _two_right(
-    source: Array, i0: int, i1: int, u0: float, u1: float, into: Array, j0: int, j1: int, w0: float, w1: float,
-    a0: float, a1: float, state: Array,
+    source: Array, origin: Array, i0: int, i1: int, u0: float, u1: float,
+    into: Array, j0: int, j1: int, w0: float, w1: float, a0: float, a1: float, state: Array,
 ) -> None:  # fmt: skip
     for k in range(state.shape[0]):
-        e = a0 * state[k] + u0 * source[i0, k]
+        e = a0 * state[k] + u0 * (source[i0, k] - origin[k])
         into[j0, k] += w0 * e
-        e = a1 * e + u1 * source[i1, k]
+        e = a1 * e + u1 * (source[i1, k] - origin[k])
         into[j1, k] += w1 * e
         state[k] = e
 
 
 @compiled
 def _two_left(
-    source: Array, i0: int, i1: int, u0: float, u1: float, into: Array, j0: int, j1: int, w0: float, w1: float,
-    a0: float, a1: float, state: Array,
+    source: Array, origin: Array, i0: int, i1: int, u0: float, u1: float,
+    into: Array, j0: int, j1: int, w0: float, w1: float, a0: float, a1: float, state: Array,
 ) -> None:  # fmt: skip
     for k in range(state.shape[0]):
         e = a0 * state[k]
         into[j0, k] += w0 * e
-        e = a1 * (e + u0 * source[i0, k])
+        e = a1 * (e + u0 * (source[i0, k] - origin[k]))
         into[j1, k] += w1 * e
-        state[k] = e + u1 * source[i1, k]
+        state[k] = e + u1 * (source[i1, k] - origin[k])
