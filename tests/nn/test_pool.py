@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 
+import ot
 import pytest
 import torch
 
@@ -18,6 +19,9 @@ ALL_POOLS = [
     pytest.param(lambda: SWEPool(6, 5, 9, "flatten", interpolation="linear", order="reference"), id="paper"),
     pytest.param(lambda: SWEPool(6, 20), id="more slices than dimensions, no reference"),
     pytest.param(lambda: cswe.MeanPool(6), id="mean"),
+    pytest.param(lambda: cswe.SumPool(6), id="sum"),
+    pytest.param(lambda: cswe.PMAPool(6, seeds=2, heads=3), id="set transformer"),
+    pytest.param(lambda: cswe.WassersteinPool(6, points=4), id="full Wasserstein"),
     pytest.param(lambda: cswe.MaxPool(6), id="max"),
     pytest.param(lambda: cswe.CLSPool(6), id="cls"),
     pytest.param(lambda: cswe.AttentionPool(6), id="attention"),
@@ -106,7 +110,8 @@ class TestEveryPool:
         has_parameters = any(True for _ in pool.parameters())
         vector = pool(tokens)
         assert vector.dtype == (torch.float32 if has_parameters else dtype)
-        torch.testing.assert_close(vector.float(), pool(tokens.float()), rtol=0, atol=0 if has_parameters else 0.02)
+        rounding = 0 if has_parameters else 2 * torch.finfo(dtype).eps  # of the result, where it is in half precision
+        torch.testing.assert_close(vector.float(), pool(tokens.float()), rtol=rounding, atol=rounding)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             torch.testing.assert_close(pool(tokens.float()), pool(tokens).float())
             assert pool(tokens.float()).dtype == torch.float32
@@ -176,6 +181,25 @@ class TestWhatItContains:
         flat.load_state_dict({name: p for name, p in pool.state_dict().items() if "readout" not in name})
         expected = flat(tokens).reshape(3, 5, 7) @ pool.readout.map.weight[0]
         torch.testing.assert_close(pool(tokens), expected)
+
+
+class TestFullWasserstein:
+    def test_the_plan_has_the_right_masses(self):
+        tokens, mask = draw(0, 3, 9, 6, dtype=DOUBLE), torch.arange(9) < torch.tensor([[9], [4], [1]])
+        pool = cswe.WassersteinPool(6, points=5, iterations=300).double()
+        plan = pool.plan(tokens, mask)
+        torch.testing.assert_close(plan.sum(1), torch.full((3, 5), 0.2, dtype=DOUBLE))
+        rows = mask.double() / mask.sum(1, keepdim=True)
+        torch.testing.assert_close(plan.sum(2), rows, rtol=0, atol=1e-3)
+
+    def test_a_small_blur_gives_the_exact_plan(self):
+        """Against POT, where reference points and tokens pair off clearly."""
+        pool = cswe.WassersteinPool(3, points=6, blur=0.01, iterations=500).double()
+        tokens = (pool.reference.detach() + 0.2 * draw(0, 6, 3, dtype=DOUBLE))[torch.randperm(6)].unsqueeze(0)
+        costs = torch.cdist(tokens[0], pool.reference.detach()).square()
+        exact = torch.from_numpy(ot.emd([], [], costs.numpy()))
+        expected = 6 * exact.T @ tokens[0] - pool.reference.detach()
+        torch.testing.assert_close(pool(tokens).reshape(6, 3).detach(), expected, rtol=0, atol=1e-2)
 
 
 @pytest.mark.parametrize("readout", READOUTS)

@@ -1,7 +1,8 @@
 """Modules with parameters: the pooling layer, its parts, and the poolings to compare with."""
 
-from cswe.nn.baselines import AttentionPool, CLSPool, MaxPool, MeanPool
+from cswe.nn.baselines import AttentionPool, CLSPool, MaxPool, MeanPool, SumPool
 from cswe.nn.bounds import MinSlicedWasserstein, Orthogonality, SWGGBound
+from cswe.nn.expensive import PMAPool, WassersteinPool
 from cswe.nn.explain import explain_slices, explain_tokens
 from cswe.nn.learn import LearnedSlices, learn_slices
 from cswe.nn.pool import SWEPool
@@ -36,12 +37,15 @@ __all__ = [
     "MinSlicedWasserstein",
     "Moments",
     "Orthogonality",
+    "PMAPool",
     "Readout",
     "SWEPool",
     "SWGGBound",
     "Slicer",
     "Statistics",
+    "SumPool",
     "TokenWeights",
+    "WassersteinPool",
     "explain_slices",
     "explain_tokens",
     "learn_slices",

@@ -9,7 +9,7 @@ from cswe.nn.token_weights import TokenWeights
 from cswe.ops._inputs import measure_weights, without_autocast, working_dtype
 
 
-class _Pool(nn.Module):
+class Pool(nn.Module):
     """A pooling of sets ``(B, N, dim)`` to vectors ``(B, out_dim)``."""
 
     def __init__(self, dim: int, out_dim: int) -> None:
@@ -57,7 +57,7 @@ class _Pool(nn.Module):
         return f"dim={self.dim}, out_dim={self.out_dim}"
 
 
-class MeanPool(_Pool):
+class MeanPool(Pool):
     """The mean of the tokens (global average pooling), weighted if weights are given.
 
     Examples
@@ -74,7 +74,23 @@ class MeanPool(_Pool):
         return tokens.mean(1) if masses is None else (masses.unsqueeze(1) @ tokens).squeeze(1)
 
 
-class MaxPool(_Pool):
+class SumPool(Pool):
+    """The sum of the tokens, weighted if weights are given: size counts.
+
+    Examples
+    --------
+    >>> SumPool(dim=2)(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]))
+    tensor([[4., 6.]])
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim)
+
+    def _pool(self, tokens: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
+        return tokens.sum(1) if weights is None else (weights.unsqueeze(1) @ tokens).squeeze(1)
+
+
+class MaxPool(Pool):
     """The largest value of every coordinate. Weights only say which tokens count: those above zero.
 
     Examples
@@ -94,7 +110,7 @@ class MaxPool(_Pool):
         return tokens.amax(1)
 
 
-class CLSPool(_Pool):
+class CLSPool(Pool):
     """The first valid token: the CLS token, where a backbone puts it first. Weights have no say.
 
     Examples
@@ -113,7 +129,7 @@ class CLSPool(_Pool):
         return tokens.gather(1, first).squeeze(1)
 
 
-class AttentionPool(_Pool):
+class AttentionPool(Pool):
     """Learned queries: a softmax over the tokens and a weighted mean for each query.
 
     The weightings are those of :class:`~cswe.nn.TokenWeights`, so ``SWEPool`` with the readout ``Moments(1)``
