@@ -8,7 +8,7 @@ import torch
 
 import cswe
 from cswe import demo
-from cswe.report.landscape import draw_landscape, example_pair, measure_landscape
+from cswe.report.landscape import draw_landscape, example_pair, learn_in, measure_landscape
 
 
 def test_landscape(tmp_path):
@@ -17,10 +17,14 @@ def test_landscape(tmp_path):
     assert landscape.floor == pytest.approx(exact)
     assert float(landscape.distances.min()) >= exact
     assert 0 < landscape.open_share < 1
-    png, svg = draw_landscape(landscape, tmp_path)
+    path = learn_in(landscape, steps=300)
+    assert abs(float(path.free[-1]) - path.wanted) < 2
+    at_end = landscape.distances[int(float(path.bound[-1]) / 2)]
+    assert float(at_end) < float(landscape.distances[int(path.wanted / 2)]), "the bound should lead to a better plan"
+    png, svg = draw_landscape(landscape, path, tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()
-    again = draw_landscape(landscape, tmp_path / "again")
+    again = draw_landscape(landscape, path, tmp_path / "again")
     assert again[1].read_bytes() == svg.read_bytes()
 
 

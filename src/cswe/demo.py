@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cswe
-from cswe.report.landscape import draw_landscape, example_pair, measure_landscape
+from cswe.report.landscape import draw_landscape, example_pair, learn_in, measure_landscape
 from cswe.tokens.sources.base import SPLITS
 from cswe.tokens.sources.digits import Digits
 
@@ -103,10 +103,13 @@ def main(folder: Path = Path("build/demo")) -> None:
     """Run the demo and print what came out."""
     start = perf_counter()
     landscape = measure_landscape(*example_pair())
-    pictures = draw_landscape(landscape, folder)
+    path = learn_in(landscape)
+    pictures = draw_landscape(landscape, path, folder)
     print("SWGG of a pair of point sets in the plane, over the direction of the slice")
     print(f"  D(θ) from {landscape.distances.min():.2f} to {landscape.distances.max():.2f}; W₂ = {landscape.floor:.2f}")
     print(f"  the bound {landscape.bound:.2f} leaves {landscape.open_share:.0%} of the directions open")
+    print(f"  a slice that wants to point at {path.wanted:.0f}° ends at {path.free[-1]:.0f}°, under the bound", end=" ")
+    print(f"(with slack) at {path.bound[-1]:.0f}°")
     print(f"  {pictures[0]}  {pictures[1]}")
     print("\nHandwritten digits as sets of inked pixels (column, row, ink): test accuracy, one seed")
     for result in compare_on_digits():

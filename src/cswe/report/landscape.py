@@ -1,4 +1,4 @@
-"""The SWGG landscape of a pair of point sets in the plane (the paper's Figure 1, left)."""
+"""The SWGG landscape of a pair of point sets in the plane, and a slice that learns in it (the paper's Figure 1)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from cswe._extras import require
-from cswe.ops import swgg
-from cswe.report.style import AMBER, BLUE, GREEN, GREY, figure, save
+from cswe.nn import learn_slices
+from cswe.ops import SoftSort, swgg
+from cswe.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, figure, save
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,56 @@ def measure_landscape(x: Tensor, y: Tensor, bound_above_least: float = 0.1, step
     return Landscape(x, y, degrees, distances, floor, least + bound_above_least * (most - least))
 
 
-def draw_landscape(landscape: Landscape, folder: Path) -> list[Path]:
-    """Draw the pair and its landscape, as ``swgg-landscape.png`` and ``.svg``."""
-    plot, (left, right) = figure(width=10, height=4.2, columns=2, ratios=(1, 1.5))
+@dataclass(frozen=True)
+class Path2D:
+    """The way a slice took: its angle in degrees at every step, with the bound and without."""
+
+    wanted: float
+    free: Tensor
+    bound: Tensor
+
+
+def learn_in(landscape: Landscape, wanted: float = 105.0, start: float = 165.0, steps: int = 400) -> Path2D:
+    r"""Learn one slice that wants to point at an angle which the bound forbids, with and without that bound.
+
+    Parameters
+    ----------
+    landscape
+        The pair and the bound.
+    wanted
+        The angle, in degrees, at which the objective :math:`1 - \cos^2(φ - φ^*)` is least.
+    start
+        Where the slice starts.
+    steps
+        Number of steps of Algorithm 1.
+    """
+    angle = torch.deg2rad(torch.tensor(wanted, dtype=torch.float64))
+    target = torch.stack([angle.cos(), angle.sin()])
+    first = torch.deg2rad(torch.tensor([start], dtype=torch.float64))
+    theta = torch.stack([first.cos(), first.sin()], dim=1)
+    paths = []
+    for bound in (1e6, landscape.bound):
+        found = learn_slices(
+            landscape.x,
+            landscape.y,
+            lambda slices: (1 - (slices @ target).square()).sum(),
+            theta,
+            bound,
+            slack=20.0,
+            relaxation=SoftSort(0.1, relative=True),
+            steps=steps,
+            lr=0.01,
+            dual_lr=0.1,
+            slack_lr=0.05,
+        )
+        x, y = found.record["slices"][:, 0].unbind(-1)
+        paths.append(torch.rad2deg(torch.atan2(y, x)) % 180)
+    return Path2D(wanted, paths[0], paths[1])
+
+
+def draw_landscape(landscape: Landscape, path: Path2D, folder: Path) -> list[Path]:
+    """Draw the pair, its landscape and the learning slice, as ``swgg-landscape.png`` and ``.svg``."""
+    plot, (left, right, objective) = figure(width=13, height=4.4, columns=3, ratios=(1, 1.5, 1.2))
     least = float(landscape.degrees[landscape.distances.argmin()])
     left.scatter(*landscape.x.T.tolist(), s=16, color=BLUE, label="μ", linewidths=0)
     left.scatter(*landscape.y.T.tolist(), s=16, color=AMBER, label="ν", linewidths=0)
@@ -78,13 +126,30 @@ def draw_landscape(landscape: Landscape, folder: Path) -> list[Path]:
     bottom = landscape.floor - 0.08 * (distances.max() - landscape.floor)
     right.fill_between(
         degrees, bottom, distances.max() * 1.02, where=is_open, color=GREEN, alpha=0.18, lw=0,
-        label=f"directions within the bound ({landscape.open_share:.0%})",
+        label=f"within ε ({landscape.open_share:.0%})",
     )  # fmt: skip
     right.axhline(landscape.bound, color=GREEN, lw=1, ls="--", label=f"bound ε = {landscape.bound:.2f}")
-    right.axhline(landscape.floor, color=GREY, lw=1, ls=":", label=f"W₂ = {landscape.floor:.2f}, the floor")
+    right.axhline(landscape.floor, color=GREY, lw=1, ls=":", label=f"W₂ = {landscape.floor:.2f}")
     right.set(
         title="SWGG over the direction of the slice", xlabel="angle of θ in degrees", ylabel="D(θ)",
         xlim=(0, 180), ylim=(bottom, distances.max() * 1.02), xticks=range(0, 181, 30),
     )  # fmt: skip
+    for angles, colour, name in ((path.free, GREY, "free slice"), (path.bound, PURPLE, "bound slice")):
+        values = [float(landscape.distances[int(angle / 180 * len(degrees)) % len(degrees)]) for angle in angles]
+        right.plot(angles.tolist(), values, color=colour, lw=2.4, alpha=0.8)
+        right.plot(float(angles[-1]), values[-1], "o", color=colour, ms=7, label=f"{name}, {angles[-1]:.0f}°")
     right.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=9)
+
+    cost = 1 - torch.cos(torch.deg2rad(landscape.degrees - path.wanted)).square()
+    objective.plot(degrees, cost.numpy(), color=AMBER, lw=1.6, label="objective f(θ)")
+    objective.fill_between(degrees, 0, 1.05, where=is_open, color=GREEN, alpha=0.18, lw=0, label="within ε")
+    for angles, colour in ((path.free, GREY), (path.bound, PURPLE)):
+        end = float(angles[-1])
+        height = float(1 - torch.cos(torch.deg2rad(torch.tensor(end - path.wanted))).square())
+        objective.plot(end, height, "o", color=colour, ms=7)
+    objective.set(
+        title="objective", xlabel="angle of θ in degrees", ylabel="f(θ)",
+        xlim=(0, 180), ylim=(0, 1.05), xticks=range(0, 181, 30),
+    )  # fmt: skip
+    objective.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
     return save(plot, folder, "swgg-landscape")
