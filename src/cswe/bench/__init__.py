@@ -1,0 +1,125 @@
+"""Time and memory of every way to compute the relaxed SWGG, against the definition, on this machine.
+
+``python -m cswe.bench`` and ``cswe bench`` run it. Every figure is a ratio to ``dense`` in the same run.
+"""
+
+import datetime
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from json import dumps, loads
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cswe.bench import cells
+from cswe.bench.cells import Setting
+from cswe.bench.meter import available_bytes, measure
+from cswe.bench.tables import markdown as as_markdown
+from cswe.bench.tables import plot as draw
+
+
+def bench(
+    quick: bool = False,
+    device: str | None = None,
+    json: Path | None = None,
+    plot: Path | None = None,
+    markdown: Path | None = None,
+) -> None:
+    """Measure every way to compute the relaxed SWGG on this machine, and print tables.
+
+    Parameters
+    ----------
+    quick
+        Small sizes, short runs: to see that it works.
+    device
+        ``cpu`` or ``cuda``; the GPU if there is one.
+    json
+        Write everything that was measured here.
+    plot
+        Draw the growth with N here.
+    markdown
+        Measure nothing: print the tables of this JSON file.
+    """
+    if markdown is not None:
+        print(as_markdown(loads(markdown.read_text())), end="")
+        return
+    report = run(quick, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if json is not None:
+        json.write_text(dumps(report, indent=1, ensure_ascii=False) + "\n")
+    if plot is not None:
+        draw(report, plot)
+    print(as_markdown(report), end="")
+
+
+def run(quick: bool, device: str) -> dict[str, Any]:
+    """Measure, saying on the way what is being measured, and give a report of plain data."""
+    seconds = 0.2 if quick else 2.0
+    report: dict[str, Any] = {
+        "device": _device_name(device),
+        "date": datetime.date.today().isoformat(),
+        "versions": _versions(),
+        "commit": _commit(),
+        "command": " ".join(["python -m cswe.bench", *sys.argv[1:]]),
+        "settings": [_by_every_way(setting, device, seconds) for setting in cells.settings(device, quick)],
+        "growth": [_by_every_way(setting, device, seconds) for setting in cells.growth(device, quick)],
+        "rivals": [],
+    }
+    for operation, rival, setting in cells.rivals(device, quick):
+        _say(f"{operation}, {setting.label}: {rival}")
+        ours, theirs = (measure(operation, who, setting, device, seconds) for who in ("cswe", rival))
+        report["rivals"].append(
+            {"operation": operation, "rival": rival, "label": setting.label, "setting": setting.as_dict()}
+            | {"ours": ours, "theirs": theirs}
+        )
+    return report
+
+
+def _by_every_way(setting: Setting, device: str, seconds: float) -> dict[str, Any]:
+    results = {}
+    for way in cells.ways(device):
+        _say(f"relaxed, {setting.label}: {way}")
+        needed = setting.dense_bytes()
+        if way == "dense" and needed > 0.8 * available_bytes(device):
+            results[way] = {"skipped": f"would need about {needed / 2**30:.0f} GiB"}
+        else:
+            results[way] = measure("relaxed", way, setting, device, seconds)
+    return {"label": setting.label, "setting": setting.as_dict(), "ways": results}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s'[: threads > 1]}"
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in ("numpy", "numba", "triton", "POT", "fswlib"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
+    except OSError:
+        return None
+    return found.stdout.strip() or None

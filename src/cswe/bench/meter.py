@@ -1,0 +1,128 @@
+"""Time and peak memory of one cell: in this process on a GPU, in a process of its own on the CPU."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from cswe.bench.cells import OPERATIONS, Operation, Setting
+
+Result = dict[str, Any]
+
+
+def measure(operation: str, who: str, setting: Setting, device: str, seconds: float) -> Result:
+    """Measure one cell: milliseconds (median and best), peak MiB beyond the inputs, and a number to compare.
+
+    On the CPU the peak is that of the process's resident memory, so every cell gets a fresh process.
+    """
+    if device == "cuda":
+        return measure_here(operation, who, setting, device, seconds)
+    cell = {"operation": operation, "who": who, "setting": setting.as_dict(), "seconds": seconds}
+    child = subprocess.run(
+        [sys.executable, "-m", "cswe.bench", "--cell", json.dumps(cell)], capture_output=True, text=True
+    )
+    if child.returncode:
+        return {"skipped": (child.stderr.strip().splitlines() or ["it was killed, for memory perhaps"])[-1]}
+    result: Result = json.loads(child.stdout.splitlines()[-1])
+    return result
+
+
+def measure_here(operation: str, who: str, setting: Setting, device: str, seconds: float) -> Result:
+    """Measure one cell in this process."""
+    prepare = OPERATIONS[operation]
+    # Libraries load and loops compile on a small problem, so that neither counts.
+    small = replace(setting, batch=2, tokens=16, slices=2, shortest=8 if setting.shortest else None)
+    prepare(small, who, device)()
+    run = prepare(setting, who, device)
+    try:
+        result, peak = _with_peak_memory(run, device)
+    except torch.OutOfMemoryError:
+        return {"skipped": "out of memory"}
+    times = _times(run, device, seconds)
+    return {
+        "ms": 1e3 * median(times),
+        "best_ms": 1e3 * min(times),
+        "repeats": len(times),
+        "peak_mib": peak,
+        "check": float(result.double().norm()),
+    }
+
+
+def available_bytes(device: str) -> int:
+    """Say how much memory could be used now."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _times(run: Operation, device: str, seconds: float) -> list[float]:
+    clock = _time_on_gpu if device == "cuda" else _time_on_cpu
+    clock(run)
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < seconds and len(times) < 100):
+        times.append(clock(run))
+        if times[0] > 4 * seconds:
+            break  # slow enough for one to be enough
+    return times
+
+
+def _time_on_cpu(run: Operation) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _time_on_gpu(run: Operation) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    stop.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3
+
+
+def _with_peak_memory(run: Operation, device: str) -> tuple[torch.Tensor, float | None]:
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before: float = torch.cuda.memory_allocated()
+        result = run()
+        torch.cuda.synchronize()
+        return result, (torch.cuda.max_memory_allocated() - before) / 2**20
+    reader = _peak_reader()
+    result = run()
+    return result, reader()
+
+
+def _peak_reader() -> Callable[[], float | None]:
+    """Start watching the resident memory; the function that comes back says by how many MiB it has peaked."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # Linux: forget the peak so far
+        before = _status("VmRSS")
+        return lambda: (_status("VmHWM") - before) / 2**10
+    except OSError:
+        # Elsewhere the peak cannot be reset: right only if it lies above what preparing has needed.
+        unit = 2**20 if sys.platform == "darwin" else 2**10
+        start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return lambda: (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / unit
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field))

@@ -1,0 +1,140 @@
+"""What was measured, as tables and as a plot. Everything is made from the JSON, so that nothing is copied by hand."""
+
+from math import log
+from pathlib import Path
+from statistics import linear_regression
+from typing import Any
+
+from cswe._extras import require
+
+Report = dict[str, Any]
+
+
+def markdown(report: Report) -> str:
+    """Write a report as Markdown."""
+    parts = [
+        f"**{report['device']}** · commit {report['commit'] or 'unknown'} · {report['date']} · "
+        + ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        f"`{report['command']}`",
+        "Relaxed SWGG, forward and backward to slices and reference. In brackets: how many times better than `dense` "
+        "in the same run.",
+        _table(
+            ["B, N, d, L, τ", "way", "time", "peak memory", "differs by"],
+            [row for cell in report["settings"] for row in _rows(cell)],
+        ),
+        "Growth with N, all else fixed "
+        f"(B, L, d = {', '.join(str(report['growth'][0]['setting'][k]) for k in ('batch', 'slices', 'dim'))}); "
+        "the slope is that of the least-squares line in log–log.",
+        _growth_table(report["growth"]),
+    ]
+    if report["rivals"]:
+        parts += [
+            "Beside other libraries, forward only, same number of slices:",
+            _table(
+                ["operation", "B, N, d, L", "time", "rival", "its time", "ratio"], [_rival(c) for c in report["rivals"]]
+            ),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def plot(report: Report, path: Path) -> None:
+    """Draw time and memory against N."""
+    pyplot = require("matplotlib.pyplot", extra="report")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for way in _ways(report["growth"]):
+        for axes, key in ((left, "ms"), (right, "peak_mib")):
+            found = [
+                (cell["setting"]["tokens"], cell["ways"][way][key])
+                for cell in report["growth"]
+                if cell["ways"].get(way, {}).get(key)
+            ]
+            if found:
+                axes.plot(*zip(*found, strict=True), marker="o", label=way)
+    for axes, title in ((left, "time, ms"), (right, "peak memory, MiB")):
+        axes.set(xscale="log", yscale="log", xlabel="tokens per set", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.suptitle(f"Relaxed SWGG, forward and backward · {report['device']}", fontsize=10)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def slope(growth: list[Report], way: str) -> float | None:
+    """Fit time = c N^slope."""
+    found = [
+        (log(cell["setting"]["tokens"]), log(cell["ways"][way]["ms"]))
+        for cell in growth
+        if "ms" in cell["ways"].get(way, {})
+    ]
+    if len(found) < 2:
+        return None
+    fitted: float = linear_regression(*zip(*found, strict=True)).slope
+    return fitted
+
+
+def _ways(cells: list[Report]) -> list[str]:
+    return list(dict.fromkeys(way for cell in cells for way in cell["ways"]))
+
+
+def _rows(cell: Report) -> list[list[str]]:
+    dense = cell["ways"].get("dense", {})
+    rows: list[list[str]] = []
+    for way, result in cell["ways"].items():
+        label = cell["label"] if not rows else ""
+        if "skipped" in result:
+            rows.append([label, way, result["skipped"], "", ""])
+            continue
+        ratio_time = _ratio(dense.get("ms"), result["ms"]) if way != "dense" else ""
+        ratio_peak = _ratio(dense.get("peak_mib"), result["peak_mib"]) if way != "dense" else ""
+        differs = ""
+        if way != "dense" and dense.get("check"):
+            differs = f"{abs(result['check'] / dense['check'] - 1):.0e}"
+        rows.append([label, way, _ms(result["ms"]) + ratio_time, _mib(result["peak_mib"]) + ratio_peak, differs])
+    return rows
+
+
+def _growth_table(growth: list[Report]) -> str:
+    ways = _ways(growth)
+    rows = []
+    for cell in growth:
+        row = [str(cell["setting"]["tokens"])]
+        for way in ways:
+            result = cell["ways"].get(way, {"skipped": ""})
+            row.append("–" if "skipped" in result else f"{_ms(result['ms'])}, {_mib(result['peak_mib'])}")
+        rows.append(row)
+    fitted = [slope(growth, way) for way in ways]
+    rows.append(["slope", *("" if value is None else f"{value:.2f}" for value in fitted)])
+    return _table(["N", *ways], rows)
+
+
+def _rival(cell: Report) -> list[str]:
+    ours, theirs, sizes = cell["ours"], cell["theirs"], cell["label"].rsplit(", ", 1)[0]
+    if "skipped" in ours or "skipped" in theirs:
+        return [cell["operation"], sizes, "", cell["rival"], ours.get("skipped") or theirs.get("skipped"), ""]
+    return [
+        {"hard": "hard SWGG", "moments": "embedding, L × 4 numbers"}[cell["operation"]],
+        sizes,
+        _ms(ours["ms"]),
+        {"pot": "POT, `emd_1d` in a loop", "fswlib": "fswlib, `FSWEmbedding`"}[cell["rival"]],
+        _ms(theirs["ms"]),
+        f"{theirs['ms'] / ours['ms']:.0f}×",
+    ]
+
+
+def _ratio(yardstick: float | None, value: float | None) -> str:
+    return f" ({yardstick / value:.1f}×)" if yardstick and value and value > 0 else ""
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms" if value < 1e4 else f"{value / 1e3:.1f} s"
+
+
+def _mib(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:.1f} MiB" if value < 10 else f"{value:.0f} MiB" if value < 1024 else f"{value / 1024:.1f} GiB"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
