@@ -110,12 +110,15 @@ class TestAgainstTheDefinition:
 
     @pytest.mark.parametrize("blocks", [1, 50, 1 << 22])
     @pytest.mark.parametrize("threads", [1, 3])
-    def test_blocks_and_threads_change_nothing(self, blocks, threads, monkeypatch):
-        problem = make(20, 20, 6, lengths=[20, 3, 20, 11, 3], batch=5, slices=4)
+    @pytest.mark.parametrize("lengths", [None, [20, 3, 20, 11, 3]])
+    def test_blocks_and_threads_change_nothing(self, lengths, blocks, threads, monkeypatch):
+        problem = make(20, 20, 6, lengths=lengths, batch=5, slices=4)
+        problem = problem._replace(tokens=problem.tokens.float())  # what is converted is converted by block
         upstream = draw(5, 5, 4)
         expected = cpu.targets_gradient(problem, upstream), *cpu.tokens_gradient(problem, upstream)
         values = cpu.value_and_slope(problem, with_slope=True)
         monkeypatch.setattr(cpu, "BLOCK_ELEMENTS", blocks)
+        monkeypatch.setattr(cpu, "TASK_ELEMENTS", 10)
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:

@@ -23,6 +23,9 @@ BLOCK_ELEMENTS = 1 << 22
 CACHE_BYTES = 1 << 19
 """What a thread should work on at a time, to find it in its own cache when it comes back to it."""
 
+TASK_ELEMENTS = 1 << 17
+"""Numbers, over samples, slices, ranks and dimensions, that take longer to work on than a thread takes to start."""
+
 LANES = 16
 """Rows are padded to a multiple of this: the widest vector of a CPU holds as many float32."""
 
@@ -41,7 +44,7 @@ def value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]
         tasks = [
             (*inputs, group, some, problem.tau, *outputs)
             for group in groups
-            for some in _split(np.arange(slices), len(groups))
+            for some in _slice_groups(problem, len(groups))
         ]
         share_out(cpu_loops.fused, tasks, partial(_room, problem, len(groups[0]) + 1, _padded(width + 1)))
     return value, slope
@@ -49,9 +52,9 @@ def value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]
 
 def targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
     """Give the gradient of ``Σ grad · S`` with respect to the targets, ``(L, M, d)``."""
-    slices, width = problem.points.shape[1], problem.targets.shape[2]
+    width = problem.targets.shape[2]
     result = torch.zeros_like(problem.targets, memory_format=torch.contiguous_format)
-    groups = _split(np.arange(slices), 1)
+    groups = _slice_groups(problem, 1)
     for here, part in _blocks(problem):
         lengths, weights = _lengths(part), _array(-2 * grad[here])
         inputs = _tokens(part), _array(problem.centre), _array(part.points), _array(part.order), weights, lengths
@@ -115,15 +118,21 @@ def _by_length(lengths: Array) -> Array:
 
 
 def _sample_groups(problem: Problem, lengths: Array) -> list[Array]:
-    """Group samples so that their rows fit a core's own cache, and so that every thread gets several groups."""
+    """Group samples so that there are enough groups, and so that the rows of one fit a core's own cache."""
     _, _, count, _, width = problem.sizes
     fit = CACHE_BYTES // (count * _padded(width + 1) * problem.points.element_size())
     samples = _by_length(lengths)
-    size = max(1, min(fit, len(samples) // (4 * torch.get_num_threads())))
+    size = max(1, min(fit, -(-len(samples) // _enough(problem))))
     return np.array_split(samples, -(-len(samples) // size))
 
 
-def _split(slices: Array, groups: int) -> list[Array]:
-    """Cut the slices in so many parts that, with the groups of samples, every thread gets several."""
-    parts = -(-4 * torch.get_num_threads() // groups)
-    return np.array_split(slices, min(parts, len(slices)))
+def _slice_groups(problem: Problem, sample_groups: int) -> list[Array]:
+    """Group slices so that, combined with the groups of samples, there are enough tasks."""
+    slices = np.arange(problem.points.shape[1])
+    return np.array_split(slices, min(len(slices), -(-_enough(problem) // sample_groups)))
+
+
+def _enough(problem: Problem) -> int:
+    """Say how many tasks to make: several for every thread, none too small to be worth one."""
+    batch, slices, count, _, width = problem.sizes
+    return max(1, min(4 * torch.get_num_threads(), batch * slices * count * width // TASK_ELEMENTS))
