@@ -1,0 +1,263 @@
+"""Time variants of the GPU passes on one machine: `python benchmarks/gpu_variants.py` prints a table per setting."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+import cswe.ops.kernels.cuda as way
+from cswe.ops import SoftSort, fast_sort, relaxed, sorting, swgg
+from cswe.ops.kernels import Problem, backend, cuda_sort, dense
+
+SETTINGS = {
+    "vit": (1024, 196, 192, 64, 0.01),
+    "long": (128, 512, 256, 32, 0.001),
+    "wide": (32, 100, 1280, 64, 0.01),
+}
+
+
+def patch():
+    """Sort hook, as long as it is not in place."""
+    plain = fast_sort.sort_rows
+
+    def sort(values):
+        return cuda_sort.sort_rows(values) if cuda_sort.can_sort(values) else plain(values)
+
+    sorting.sort_rows = relaxed.sort_rows = sort
+
+
+def problem_of(B, N, d, L, tau, dtype=torch.float16, seed=0):
+    g = torch.Generator(device="cuda").manual_seed(seed)
+    x = torch.randn(B, N, d, device="cuda", generator=g).to(dtype)
+    y = torch.randn(N, d, device="cuda", generator=g)
+    slices = torch.nn.functional.normalize(torch.randn(L, d, device="cuda", generator=g), dim=-1)
+    centre = y.mean(0)
+    centred = x.float() - centre
+    points, order = torch.sort((centred @ slices.T).transpose(1, 2).contiguous(), dim=-1, stable=True)
+    ranked = (y - centre)[((y - centre) @ slices.T).argsort(0).T] / N
+    return Problem(points, order, x, centred.square().sum(-1), ranked.contiguous(), centre, None, None, None, tau)
+
+
+def median_ms(run, repeats=15):
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return sorted(times)[len(times) // 2]
+
+
+def error(a, b):
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def dense_reference(problem, grad):
+    """Value, slope and gradient of the targets in float64, in blocks of samples."""
+    values, slopes, total = [], [], 0
+    for i in range(0, problem.points.shape[0], 4):
+        part = problem.samples(i, i + 4)
+        part = part._replace(
+            points=part.points.double().requires_grad_(),
+            tokens=part.tokens.double(),
+            squares=part.squares.double(),
+            targets=part.targets.double().requires_grad_(),
+            centre=part.centre.double(),
+        )
+        value = dense.value(part)
+        slopes.append(torch.autograd.grad(value.sum(), part.points, retain_graph=True)[0])
+        total = total + torch.autograd.grad((value * grad[i : i + 4]).sum(), part.targets)[0]
+        values.append(value.detach())
+    return torch.cat(values), torch.cat(slopes), total
+
+
+VARIANTS = [
+    dict(),
+    dict(chunk_warps=2, state_warps=1, state_ranks=32, target_stages=3),
+    dict(chunk_stages=1, state_stages=1, target_stages=1),
+    dict(chunk_stages=3, state_stages=3, target_width=128, target_warps=2),
+    dict(chunk=64, chunk_warps=4, state_ranks=64, state_warps=4, target_warps=8),
+    dict(chunk=16, state_ranks=16, target_warps=4),
+    dict(state_ranks=64, state_warps=4, state_bytes=48 << 20, target_warps=8),
+    dict(state_ranks=64, state_warps=2, state_bytes=512 << 20, target_width=64, target_warps=1),
+    dict(precise=True),
+]
+
+
+def kernel_times(run, repeats=5):
+    """Device time per kernel and step, in ms."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    run()
+    torch.cuda.synchronize()
+    with profiler(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+    return {e.key: e.self_device_time_total / repeats / 1000 for e in trace.key_averages() if e.self_device_time_total}
+
+
+def variants(setting, dtype, report, only=None):
+    problem = problem_of(*SETTINGS[setting], dtype=dtype)
+    grad = torch.rand(problem.points.shape[:2], device="cuda") + 0.5
+    small = problem_of(8, *SETTINGS[setting][1:], dtype=dtype, seed=1)
+    small_grad = torch.rand(small.points.shape[:2], device="cuda") + 0.5
+    if only is None:
+        value, slope, targets = dense_reference(small, small_grad)
+    for index, change in enumerate(VARIANTS):
+        if only is not None and index != only:
+            continue
+        way.tuning = way.Tuning()._replace(**change)
+        try:
+            if only is not None:
+                way.value_and_slope(problem, True)
+                way.targets_gradient(problem, grad)
+                continue
+            forward = kernel_times(lambda: way.value_and_slope(problem, True))
+            backward = kernel_times(lambda: way.targets_gradient(problem, grad))
+            a, b = way.value_and_slope(small, True)
+            errors = error(a, value), error(b, slope), error(way.targets_gradient(small, small_grad), targets)
+        except Exception as problem_met:
+            report(f"{setting} {dtype} {change}: {type(problem_met).__name__} {str(problem_met)[:80]}")
+            continue
+
+        def table(times):
+            top = sorted(times.items(), key=lambda item: -item[1])[:7]
+            return f"{sum(times.values()):.3f} = " + ", ".join(f"{k.split('_pass')[0][:12]} {v:.3f}" for k, v in top)
+
+        report(f"{setting} {str(dtype)[6:]} {change} errors {' '.join(f'{e:.1e}' for e in errors)}")
+        report(f"      value and slope {table(forward)}")
+        report(f"      targets {table(backward)}")
+    way.tuning = way.Tuning()
+
+
+def whole(B, N, d, L, tau, dtype, M=None, lengths=None, dense_too=True):
+    g = torch.Generator(device="cuda").manual_seed(3)
+    x = torch.randn(B, N, d, device="cuda", generator=g).to(dtype)
+    y = torch.randn(M or N, d, device="cuda", generator=g, requires_grad=True)
+    slices = torch.randn(L, d, device="cuda", generator=g, requires_grad=True)
+    mask = None if lengths is None else torch.arange(N, device="cuda") < lengths[:, None]
+
+    def run():
+        y.grad = slices.grad = None
+        value = swgg(x, y, slices, SoftSort(tau), x_mask=mask)
+        value.sum().backward()
+        return value
+
+    def measured():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        ms = median_ms(run, 10)
+        return ms, (torch.cuda.max_memory_allocated() - before) / 2**30, [t.detach() for t in (run(), y.grad, slices.grad)]
+
+    fast = measured()
+    slow = None
+    if dense_too:
+        with backend("dense"):
+            slow = measured()
+    return fast, slow, run
+
+
+def whole_table(report, cases):
+    for name, arguments in cases.items():
+        try:
+            fast, slow, _ = whole(**arguments)
+            errors = "" if slow is None else " ".join(f"{error(a, b):.1e}" for a, b in zip(fast[2], slow[2], strict=True))
+            ratio = "" if slow is None else f"dense {slow[0]:8.2f} ms {slow[1]:6.2f} GiB  {slow[0] / fast[0]:6.1f}x"
+            report(f"{name:22} {fast[0]:7.3f} ms {fast[1]:6.3f} GiB  {ratio}  {errors}")
+        except Exception as problem_met:
+            report(f"{name}: {type(problem_met).__name__} {str(problem_met)[:160]}")
+        torch.cuda.empty_cache()
+
+
+def profile(report, arguments, rows=16):
+    _, _, run = whole(**arguments, dense_too=False)
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    with profiler(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+        for _ in range(5):
+            run()
+        torch.cuda.synchronize()
+    events = [e for e in trace.key_averages() if e.self_device_time_total > 0]
+    events.sort(key=lambda e: -e.self_device_time_total)
+    report(f"profile {arguments}: {sum(e.count for e in events) / 5:.0f} device operations a step")
+    for e in events[:rows]:
+        report(f"   {e.self_device_time_total / 5000:7.3f} ms  {e.count // 5:4d}x  {e.key[:90]}")
+
+
+CASES = {
+    "vit fp16 0.01": dict(B=1024, N=196, d=192, L=64, tau=0.01, dtype=torch.float16),
+    "vit fp16 10": dict(B=1024, N=196, d=192, L=64, tau=10.0, dtype=torch.float16),
+    "vit fp32 0.01": dict(B=1024, N=196, d=192, L=64, tau=0.01, dtype=torch.float32),
+    "long fp16": dict(B=128, N=512, d=256, L=32, tau=0.001, dtype=torch.float16),
+    "long fp32": dict(B=128, N=512, d=256, L=32, tau=0.001, dtype=torch.float32),
+    "wide fp16": dict(B=32, N=100, d=1280, L=64, tau=0.01, dtype=torch.float16),
+    "wide fp32": dict(B=32, N=100, d=1280, L=64, tau=0.01, dtype=torch.float32),
+}
+
+
+def ragged_case():
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.randint(50, 1025, (32,), generator=g).cuda()
+    return dict(B=32, N=1024, d=320, L=16, tau=0.01, dtype=torch.float16, M=512, lengths=lengths)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--warm", type=int)
+    parser.add_argument("--do", default="variants,sort,whole,profile")
+    options = parser.parse_args()
+    patch()
+    lines = []
+
+    def report(line):
+        lines.append(line)
+        print(line, flush=True)
+
+    if options.warm is not None:
+        variants("vit", torch.float16, report, only=options.warm)
+        return
+    do = options.do.split(",")
+    if "variants" in do:
+        count = len(VARIANTS)
+        workers = [
+            subprocess.Popen([sys.executable, __file__, "--warm", str(i)], stderr=subprocess.DEVNULL) for i in range(count)
+        ]
+        for worker in workers:
+            worker.wait()
+        print("warm", flush=True)
+        variants("vit", torch.float16, report)
+        way.tuning = way.Tuning()
+    if "sort" in do:
+        for shape in [(1024, 196, 64), (128, 256, 64), (32, 100, 64)]:
+            values = torch.randn(*shape, device="cuda").transpose(1, 2)
+            a = median_ms(lambda v=values: torch.sort(v, dim=-1, stable=True))
+            b = median_ms(lambda v=values: cuda_sort.sort_rows(v))
+            same = torch.equal(torch.sort(values, dim=-1, stable=True)[1], cuda_sort.sort_rows(values)[1])
+            report(f"sort {shape}: torch {a:.3f} ms, here {b:.3f} ms, same {same}")
+    if "whole" in do:
+        whole_table(report, {**CASES, "ragged fp16": ragged_case()})
+    if "profile" in do:
+        profile(report, CASES["vit fp16 0.01"])
+        profile(report, CASES["wide fp16"])
+        profile(report, ragged_case(), 8)
+    out = os.environ.get("OUT")
+    if out:
+        Path(out, "variants.json").write_text(json.dumps(lines))
+
+
+if __name__ == "__main__":
+    main()

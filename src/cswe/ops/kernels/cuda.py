@@ -1,0 +1,295 @@
+"""The fused pass in Triton, on a GPU: as accurate as float32 asks for, in time linear in N.
+
+Scalars are scanned before and after (``cuda_scalars``). Everything d-wide runs on tensor cores, on half-precision
+factors that ``cuda_prepare`` makes: what lies outside each chunk of ranks (``cuda_states``), then the chunks, all at the
+same time (``cuda_fused``, ``cuda_targets``). No result depends on the order in which programs run, so the deterministic
+mode needs no other code. float64 goes to ``scan``.
+"""
+
+from collections.abc import Iterator
+from math import log
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from cswe.ops.kernels import scan
+from cswe.ops.kernels.cuda_fused import chunk_pass, ties_pass
+from cswe.ops.kernels.cuda_prepare import Halves, halves, terms_of
+from cswe.ops.kernels.cuda_scalars import normaliser_pass, slope_pass
+from cswe.ops.kernels.cuda_states import states_pass
+from cswe.ops.kernels.cuda_targets import collect_targets, ragged_targets_pass, targets_pass
+from cswe.ops.kernels.cuda_tokens import tokens_pass
+from cswe.ops.kernels.problem import Problem
+
+ENOUGH_PROGRAMS = 4096
+"""Programs that keep a large GPU busy."""
+
+PARTIAL_BYTES = 256 << 20
+"""What partial sums of a gradient may take."""
+
+
+class Tuning(NamedTuple):
+    """How the work is cut; nothing of it changes a result beyond rounding."""
+
+    chunk: int = 32
+    chunk_warps: int = 1
+    chunk_stages: int = 2
+    state_ranks: int = 32
+    state_warps: int = 2
+    state_stages: int = 2
+    state_bytes: int = 128 << 20
+    target_warps: int = 4
+    target_stages: int = 2
+    target_width: int = 256
+    precise: bool | None = None
+    scan_rows: int = 8192
+
+
+tuning = Tuning()
+
+
+def value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]:
+    """Give S ``(B, L)`` and its derivative with respect to the sorted projections ``(B, L, N)``."""
+    if problem.points.dtype != torch.float32:
+        return scan.value_and_slope(problem, with_slope)
+    with torch.cuda.device_of(problem.points):
+        return _value_and_slope(_contiguous(problem), with_slope)
+
+
+def targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
+    """Give the gradient of ``Σ grad · S`` with respect to the targets, ``(L, M, d)``."""
+    if problem.points.dtype != torch.float32:
+        return scan.targets_gradient(problem, grad)
+    with torch.cuda.device_of(problem.points):
+        return _targets_gradient(_contiguous(problem), grad.contiguous())
+
+
+def tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the gradient of ``Σ grad · S`` with respect to the tokens ``(B, N, d)`` and their squares ``(B, N)``."""
+    if problem.points.dtype != torch.float32:
+        return scan.tokens_gradient(problem, grad)
+    with torch.cuda.device_of(problem.points):
+        return _tokens_gradient(_contiguous(problem), grad.contiguous())
+
+
+def _contiguous(problem: Problem) -> Problem:
+    lengths = problem.lengths
+    return problem._replace(
+        points=problem.points.contiguous(),
+        order=problem.order.contiguous(),
+        tokens=problem.tokens.contiguous(),
+        squares=problem.squares.contiguous(),
+        lengths=None if lengths is None else lengths.contiguous(),
+    )
+
+
+def _rate(problem: Problem) -> float:
+    """Decays are powers of two on the GPU."""
+    return 1 / (problem.tau * log(2))
+
+
+def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
+    """Give a kernel something to point to where it reads nothing."""
+    return stand_in if tensor is None else tensor
+
+
+def _scalar_tile(rows: int, count: int) -> dict[str, int]:
+    """Cut the passes over scalars: a thread a row where there are many rows, a warp and more a row otherwise."""
+    if rows >= tuning.scan_rows:
+        return {"R": 32, "NB": 4, "num_warps": 1}
+    ranks = min(1024, triton.next_power_of_2(count))
+    return {"R": max(1, 1024 // ranks), "NB": ranks, "num_warps": 4}
+
+
+def _normaliser(problem: Problem) -> tuple[Tensor, Tensor]:
+    """1/Z and the kernel sums of the squared norms, ``(B, L, N)``."""
+    batch, slices, count, _, _ = problem.sizes
+    scale, square_sums = torch.empty_like(problem.points), torch.empty_like(problem.points)
+    rows, tile = batch * slices, _scalar_tile(batch * slices, count)
+    normaliser_pass[(triton.cdiv(rows, tile["R"]),)](
+        problem.points, problem.order, problem.squares, _or(problem.lengths, problem.order), scale, square_sums,
+        rows, slices, count, _rate(problem), RAGGED=problem.lengths is not None, **tile,
+    )  # fmt: skip
+    return scale, square_sums
+
+
+def _width_of_pieces(dimensions: int, most: int) -> int:
+    """Choose a power of two to cut d dimensions into: the largest that leaves at most a quarter empty."""
+    width = min(most, max(16, triton.next_power_of_2(dimensions)))
+    while width > 64 and triton.cdiv(dimensions, width) * width * 3 > dimensions * 4:
+        width //= 2
+    return int(width)
+
+
+class States(NamedTuple):
+    """What lies left and right of every chunk: ``(B, L, chunks, 2, d)`` in two parts, and its mass."""
+
+    high: Tensor
+    low: Tensor
+    mass: Tensor
+
+
+def _states(problem: Problem, scale: Tensor, parts: Halves, of_tokens: bool, precise: bool) -> States:
+    batch, slices, count, targets, width = problem.sizes
+    ragged = problem.lengths is not None
+    chunks, piece = triton.cdiv(count, tuning.chunk), _width_of_pieces(width, 256)
+    shape = (batch, slices, chunks, 2, width)
+    high = torch.empty(shape, dtype=torch.float16, device=scale.device)
+    low = torch.empty_like(high) if precise else high
+    mass = torch.empty(shape[:-1], dtype=torch.float32, device=scale.device)
+    pieces = triton.cdiv(width, piece)
+    rows, rows_low = (parts.tokens, parts.tokens_low) if of_tokens else (parts.high, parts.low if precise else None)
+    states_pass[(batch * slices * pieces,)](
+        problem.points, problem.order, scale, rows, _or(rows_low, rows), parts.targets,
+        _or(problem.lengths, problem.order), high, low, mass, parts.units,
+        batch, slices, count, targets, width, _rate(problem),
+        C=tuning.chunk, KB=tuning.state_ranks, DB=piece, PIECES=pieces, TOKENS=of_tokens,
+        HAS_LOW=rows_low is not None, PRECISE=precise, MIXED=ragged, RAGGED=ragged,
+        ONE_LOOK=count <= 8 * tuning.chunk, STAGES=tuning.state_stages, num_warps=tuning.state_warps,
+    )  # fmt: skip
+    return States(high, low, mass)
+
+
+def _blocks(problem: Problem, kinds: int) -> Iterator[tuple[int, int]]:
+    """Take samples in blocks whose states fit the memory set aside for them."""
+    batch, slices, count, _, width = problem.sizes
+    size = kinds * slices * triton.cdiv(count, tuning.chunk) * 2 * width * 2
+    together = max(8, tuning.state_bytes // size // 8 * 8)
+    for start in range(0, batch, together):
+        yield start, min(start + together, batch)
+
+
+def _value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]:
+    batch, slices, count, targets, width = problem.sizes
+    points, ragged = problem.points, problem.lengths is not None
+    scale, square_sums = _normaliser(problem)
+    parts = halves(problem)
+    # A single sample is a reference being sorted softly, with its squared norms as a column: far from centred.
+    precise = ragged or batch == 1 or needs_both_parts(count, width) or bool(tuning.precise)
+    summed = torch.empty_like(points)
+    here_signed, there_signed = (torch.empty_like(points), torch.empty_like(points)) if with_slope else (summed, summed)
+    for start, stop in _blocks(problem, 4 if precise else 2):
+        block, own = problem.samples(start, stop), parts.samples(start, stop)
+        own_scale = scale[start:stop]
+        of_tokens = _states(block, own_scale, own, True, precise)
+        of_targets = _states(block, own_scale, own, False, precise) if with_slope else of_tokens
+        chunk_pass[((stop - start) * slices * triton.cdiv(count, tuning.chunk),)](
+            block.points, block.order, own_scale, own.tokens, _or(own.tokens_low, own.tokens),
+            own.high, own.low, own.targets, _or(block.lengths, block.order),
+            of_tokens.high, of_tokens.low, of_tokens.mass, of_targets.high, of_targets.low,
+            summed[start:stop], here_signed[start:stop], there_signed[start:stop], own.units,
+            stop - start, slices, count, targets, width, _rate(problem),
+            C=tuning.chunk, DB=64, EVEN=width % 64 == 0, HAS_LOW=own.tokens_low is not None, PRECISE=precise,
+            MIXED=ragged, SLOPE=with_slope, STAGES=tuning.chunk_stages, num_warps=tuning.chunk_warps,
+        )  # fmt: skip
+    if with_slope:
+        ties_pass[(batch * slices,)](
+            points, problem.order, scale, parts.tokens, _or(parts.tokens_low, parts.tokens), parts.high, parts.low,
+            parts.targets, _or(problem.lengths, problem.order), here_signed, there_signed,
+            batch, slices, count, targets, width,
+            C=tuning.chunk, DB=64, HAS_LOW=parts.tokens_low is not None, MIXED=ragged, num_warps=1,
+        )  # fmt: skip
+
+    value = points.new_empty((batch, slices))
+    slope = torch.empty_like(points) if with_slope else points.new_empty((batch, 0, 0))
+    rows, tile = batch * slices, _scalar_tile(batch * slices, count)
+    slope_pass[(triton.cdiv(rows, tile["R"]),)](
+        points, problem.order, problem.squares, _or(problem.lengths, problem.order), scale, square_sums,
+        summed, here_signed, there_signed, parts.units, _shift(problem, parts, precise), value, slope if with_slope else value,
+        rows, slices, count, targets, _rate(problem), 1 / problem.tau, RAGGED=ragged, SLOPE=with_slope, **tile,
+    )  # fmt: skip
+    return value, slope
+
+
+def _shift(problem: Problem, parts: Halves, precise: bool) -> Tensor:
+    """What the value lacks if tokens were read without centring: rows of Q sum to 1, so only Σ_r T_r is met.
+
+    T as the products saw it, rounded: then its rounding meets the centred tokens only.
+    """
+    if parts.is_centred:
+        return problem.points.new_zeros(problem.targets.shape[0])
+    if precise:
+        return 2 * (problem.targets.sum(1) @ problem.centre)
+    _, _, count, targets, _ = problem.sizes
+    return (parts.high.sum(1, dtype=torch.float32) @ problem.centre) * (2 * targets / count / parts.units[2])
+
+
+def needs_both_parts(count: int, width: int) -> bool:
+    """Whether T's rounding to half precision could be seen.
+
+    It is random, relative to 1.4e-4 at the most: over N·d products its share of S falls below 2e-6.
+    """
+    return width < 64 or count * width < 1 << 13
+
+
+def _targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
+    batch, slices, count, targets, width = problem.sizes
+    ragged = problem.lengths is not None
+    scale, _ = _normaliser(problem)
+    parts = halves(problem)
+    # A single sample is how a reference is sorted softly: a value then, not only a gradient.
+    precise = batch == 1 or needs_both_parts(count, width)
+    largest = torch.linalg.vector_norm(grad, torch.inf, dim=0)
+    piece = _width_of_pieces(width, tuning.target_width)
+    pieces, chunks = triton.cdiv(width, piece), triton.cdiv(count, tuning.chunk)
+    sums = []
+    for start, stop in _blocks(problem, 2 if precise else 1):
+        block, own, own_scale = problem.samples(start, stop), parts.samples(start, stop), scale[start:stop]
+        states = _states(block, own_scale, own, True, precise)
+        rows = targets if ragged else count
+        programs = slices * pieces * (1 if ragged else chunks)
+        each, buffers = _partial_sums(stop - start, programs, slices * rows * width)
+        make = torch.zeros if ragged else torch.empty
+        partial = make((buffers, slices, rows, width), dtype=torch.float32, device=grad.device)
+        shared = {"C": tuning.chunk, "DB": piece, "PIECES": pieces, "PRECISE": precise}
+        has_low, low = own.tokens_low is not None, _or(own.tokens_low, own.tokens)
+        if ragged:
+            ragged_targets_pass[(buffers * programs,)](
+                block.points, block.order, own_scale, own.tokens, low, block.lengths, grad[start:stop], largest,
+                states.high, states.low, states.mass, partial, own.units,
+                stop - start, slices, count, targets, width, _rate(problem), each,
+                HAS_LOW=has_low, num_warps=tuning.target_warps, **shared,
+            )  # fmt: skip
+        else:
+            targets_pass[(buffers * programs,)](
+                block.points, block.order, own_scale, own.tokens, low, grad[start:stop], largest,
+                states.high, states.low, states.mass, partial, own.units,
+                stop - start, slices, count, width, _rate(problem), each,
+                HAS_LOW=has_low, STAGES=tuning.target_stages, num_warps=tuning.target_warps, **shared,
+            )  # fmt: skip
+        sums.append(partial)
+    partial = sums[0] if len(sums) == 1 else torch.cat(sums)
+    result = torch.empty_like(problem.targets, memory_format=torch.contiguous_format)
+    collect_targets[(triton.cdiv(targets, 4), slices)](
+        partial, grad.sum(0), problem.centre.contiguous(), parts.units, result, slices, count, targets, width,
+        partial.shape[0], terms_of(targets, count), ROWS=4, DB=128, RAGGED=ragged, CENTRED=parts.is_centred,
+        num_warps=1,
+    )  # fmt: skip
+    return result
+
+
+def _partial_sums(items: int, programs: int, numbers: int) -> tuple[int, int]:
+    """How many items one program takes in turn, and how many buffers of so many numbers that makes."""
+    buffers = min(items, max(1, PARTIAL_BYTES // (4 * numbers)), triton.cdiv(ENOUGH_PROGRAMS, programs))
+    each = triton.cdiv(items, buffers)
+    return each, triton.cdiv(items, each)
+
+
+def _tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
+    batch, slices, count, targets, width = problem.sizes
+    ragged = problem.lengths is not None
+    scale, _ = _normaliser(problem)
+    parts = halves(problem)
+    piece = _width_of_pieces(width, 64)
+    pieces = triton.cdiv(width, piece)
+    each, buffers = _partial_sums(slices, batch * pieces, batch * count * width)
+    tokens = torch.zeros((buffers, batch, count, width), dtype=torch.float32, device=grad.device)
+    squares = torch.zeros((buffers, batch, count), dtype=torch.float32, device=grad.device)
+    tokens_pass[(buffers * batch * pieces,)](
+        problem.points, problem.order, scale, parts.high, parts.low, parts.targets, _or(problem.lengths, problem.order),
+        grad, tokens, squares, parts.units, batch, slices, count, targets, width, _rate(problem), each,
+        C=16, DB=piece, GROUPS=pieces, MIXED=ragged, RAGGED=ragged, num_warps=1,
+    )  # fmt: skip
+    return tokens.sum(0), squares.sum(0)

@@ -1,0 +1,257 @@
+r"""The d-wide part of the fused pass in Triton, one chunk of ranks a program, on tensor cores.
+
+With T the coupled targets and V the sorted tokens of a chunk, all that the chunk needs of itself is the Gram matrix
+:math:`G_{rk} = ⟨T_r, v_k⟩` under the Laplace kernel; all that lies outside acts through the states of
+:mod:`cswe.ops.kernels.cuda_states`, one inner product per rank, side and quantity. Chunks do not wait for each other.
+
+Products run in half precision with float32 accumulation. What is not exactly a half-precision number is split into a
+high and a low part (22 bits together), except where rounding at random is harmless (``PRECISE`` is off).
+"""
+
+import triton
+import triton.language as tl
+
+from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, sample_length, target_rows
+
+
+@triton.jit
+def _both_sides(states, first, has_left, has_right, columns, inside, d):
+    """Load the states left and right of a chunk as columns 0 and 1 of a tile of eight."""
+    column = tl.arange(0, 8)
+    has = (column >= tl.where(has_left, 0, 1)) & (column < tl.where(has_right, 2, 1))
+    at = (first + column)[None, :] * d + columns[:, None]
+    return tl.load(states + at, mask=has[None, :] & inside[:, None], other=0.0)
+
+
+@triton.jit
+def chunk_pass(
+    points,
+    order,
+    scale,
+    tokens,
+    tokens_low,
+    high,
+    low,
+    targets,
+    lengths,
+    token_states,
+    token_states_low,
+    masses,
+    target_states,
+    target_states_low,
+    summed,
+    here_signed,
+    there_signed,
+    units,
+    B,
+    L,
+    N,
+    M,
+    d,
+    rate,
+    C: tl.constexpr,
+    DB: tl.constexpr,
+    EVEN: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    PRECISE: tl.constexpr,
+    MIXED: tl.constexpr,
+    SLOPE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    r"""Compute, per rank, :math:`t_r`, :math:`A_r - B_r` and :math:`E_r - F_r` of the tokens against the targets.
+
+    ``high`` and ``low`` are T in two parts, ``(L, N, d)``, or, where lengths differ (``MIXED``), ``targets``
+    ``(L, M, d)`` in float32 are mixed here. The three results are ``(B, L, N)``.
+    """
+    index = tl.program_id(0)
+    chunks = tl.cdiv(N, C)
+    # Slices of one sample run side by side: its tokens stay near.
+    slice_index = (index % L).to(tl.int64)
+    index = index // L
+    start = (index % chunks) * C
+    sample = (index // chunks).to(tl.int64)
+    length = sample_length(lengths, sample, B, N, MIXED)
+    if start < length:
+        row = sample * L + slice_index
+        points += row * N
+        ranks = start + tl.arange(0, C)
+        present = ranks < length
+        s = tl.load(points + ranks, mask=present, other=0.0)
+        c = tl.load(scale + row * N + ranks, mask=present, other=0.0)
+        at = tl.load(order + row * N + ranks, mask=present, other=0).to(tl.int32) * d
+        tokens += sample * N * d
+        tokens_low += sample * N * d
+        high += slice_index * N * d
+        low += slice_index * N * d
+        targets += slice_index * M * d
+        state = (row * chunks + start // C) * 2
+        has_left = start > 0
+        has_right = start + C < length
+
+        gram = tl.zeros((C, C), dtype=tl.float32)
+        along_targets = tl.zeros((C, 8), dtype=tl.float32)
+        along_tokens = tl.zeros((C, 8), dtype=tl.float32)
+        for first in tl.range(0, d, DB, num_stages=STAGES):
+            columns = first + tl.arange(0, DB)
+            inside = (columns < d) | EVEN
+            read = present[:, None] & inside[None, :]
+            v = tl.load(tokens + at[:, None] + columns[None, :], mask=read, other=0.0)
+            t, t_low = target_rows(high, low, targets, ranks, present, columns, inside, length, M, d, MIXED, PRECISE)
+            f = _both_sides(token_states, state, has_left, has_right, columns, inside, d)
+            gram = tl.dot(t, tl.trans(v), gram)
+            along_targets = tl.dot(t, f, along_targets)
+            if PRECISE:
+                f_low = _both_sides(token_states_low, state, has_left, has_right, columns, inside, d)
+                gram = tl.dot(t_low, tl.trans(v), gram)
+                along_targets = tl.dot(t_low, f, along_targets)
+                along_targets = tl.dot(t, f_low, along_targets)
+            if SLOPE:
+                g = _both_sides(target_states, state, has_left, has_right, columns, inside, d)
+                along_tokens = tl.dot(v, g, along_tokens)
+                if PRECISE:
+                    g_low = _both_sides(target_states_low, state, has_left, has_right, columns, inside, d)
+                    along_tokens = tl.dot(v, g_low, along_tokens)
+            if HAS_LOW:
+                v_low = tl.load(tokens_low + at[:, None] + columns[None, :], mask=read, other=0.0)
+                gram = tl.dot(t, tl.trans(v_low), gram)
+                if SLOPE:
+                    along_tokens = tl.dot(v_low, g, along_tokens)
+
+        left_point = tl.load(points + start - 1, mask=has_left, other=0.0)
+        right_point = tl.load(points + start + C, mask=has_right, other=0.0)
+        from_left = tl.where(has_left, tl.exp2(-tl.abs(s - left_point) * rate), 0.0)
+        from_right = tl.where(has_right, tl.exp2(-tl.abs(s - right_point) * rate), 0.0)
+        column = tl.arange(0, 8)[None, :]
+        unit = tl.load(units)
+        left_mass = tl.load(masses + state, mask=has_left, other=0.0) / unit
+        right_mass = tl.load(masses + state + 1, mask=has_right, other=0.0) / unit
+        left = from_left * left_mass * tl.sum(tl.where(column == 0, along_targets, 0.0), 1)
+        right = from_right * right_mass * tl.sum(tl.where(column == 1, along_targets, 0.0), 1)
+        scaled = s * rate
+        difference = scaled[:, None] - scaled[None, :]
+        product = tl.exp2(-tl.abs(difference)) * gram
+        tl.store(summed + row * N + ranks, tl.sum(product, 1) + left + right, mask=present)
+        if SLOPE:
+            tied = s[:, None] == s[None, :]
+            lower = ranks[:, None] > ranks[None, :]
+            product = tl.where(tied, 0.0, tl.where(lower, product, -product))
+            tl.store(here_signed + row * N + ranks, tl.sum(product, 1) + left - right, mask=present)
+            # Row k of the transposed Gram matrix: the sign turns, and rank r sends with its own scale.
+            tl.store(there_signed + row * N + ranks, -tl.sum(product * c[:, None], 0), mask=present)
+            left = from_left * tl.sum(tl.where(column == 0, along_tokens, 0.0), 1)
+            right = from_right * tl.sum(tl.where(column == 1, along_tokens, 0.0), 1)
+            tl.debug_barrier()
+            inside_part = tl.load(there_signed + row * N + ranks, mask=present, other=0.0)
+            tl.store(there_signed + row * N + ranks, inside_part + (left - right) / WEIGHT_UNIT, mask=present)
+
+
+@triton.jit
+def _forget_ties(
+    points,
+    order,
+    scale,
+    tokens,
+    tokens_low,
+    high,
+    low,
+    targets,
+    here_signed,
+    there_signed,
+    length,
+    M,
+    d,
+    FROM_LEFT: tl.constexpr,
+    C: tl.constexpr,
+    DB: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    MIXED: tl.constexpr,
+):
+    lane = tl.arange(0, C)
+    chunks = tl.cdiv(length, C)
+    for first in range(0, d, DB):
+        columns = first + tl.arange(0, DB)
+        inside = columns < d
+        tied_tokens = tl.zeros((DB,), dtype=tl.float32)
+        tied_targets = tl.zeros((DB,), dtype=tl.float32)
+        edge = tl.load(points + (0 if FROM_LEFT else length - 1))
+        for step in range(chunks):
+            chunk = step if FROM_LEFT else chunks - 1 - step
+            ranks = chunk * C + lane
+            present = ranks < length
+            s = tl.load(points + ranks, mask=present, other=0.0)
+            c = tl.load(scale + ranks, mask=present, other=0.0)
+            rows = tl.load(order + ranks, mask=present, other=0).to(tl.int32) * d
+            far = tl.load(points + (tl.minimum(chunk * C + C, length) - 1 if FROM_LEFT else chunk * C))
+            read = present[:, None] & inside[None, :]
+            v = tl.load(tokens + rows[:, None] + columns[None, :], mask=read, other=0.0).to(tl.float32)
+            if HAS_LOW:
+                v += tl.load(tokens_low + rows[:, None] + columns[None, :], mask=read, other=0.0).to(tl.float32)
+            t, t_low = target_rows(high, low, targets, ranks, present, columns, inside, length, M, d, MIXED, True)
+            both = t.to(tl.float32) + t_low.to(tl.float32)
+            here = tl.where(s == edge, tl.sum(both * tied_tokens[None, :], 1), 0.0)
+            there = tl.where(s == edge, tl.sum(v * tied_targets[None, :], 1), 0.0)
+            if not FROM_LEFT:
+                here, there = -here, -there
+            tl.store(here_signed + ranks, tl.load(here_signed + ranks, mask=present) - here, mask=present)
+            tl.store(there_signed + ranks, tl.load(there_signed + ranks, mask=present) - there, mask=present)
+            same = tl.where(far == edge, 1.0, 0.0)
+            ties = tl.where(present & (s == far), 1.0, 0.0)
+            tied_tokens = tied_tokens * same + tl.sum(v * ties[:, None], 0)
+            tied_targets = tied_targets * same + tl.sum(both * (ties * c)[:, None], 0)
+            edge = far
+        tl.debug_barrier()
+
+
+@triton.jit
+def ties_pass(
+    points,
+    order,
+    scale,
+    tokens,
+    tokens_low,
+    high,
+    low,
+    targets,
+    lengths,
+    here_signed,
+    there_signed,
+    B,
+    L,
+    N,
+    M,
+    d,
+    C: tl.constexpr,
+    DB: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    MIXED: tl.constexpr,
+):
+    """Take out of the signed sums what ties across the border of a chunk: its sign is 0, not ±1.
+
+    The chunks count a tie with the outside like any other point there. Such ties are rare, so they are looked for here,
+    one sample and slice a program, and only where there are some is anything done.
+    """
+    index = tl.program_id(0)
+    sample = (index // L).to(tl.int64)
+    slice_index = (index % L).to(tl.int64)
+    length = sample_length(lengths, sample, B, N, MIXED)
+    row = (sample * L + slice_index) * N
+    crossing = 0
+    for border in range(C, length, C * 32):
+        at = border + tl.arange(0, 32) * C
+        before = tl.load(points + row + at - 1, mask=at < length, other=0.0)
+        behind = tl.load(points + row + at, mask=at < length, other=1.0)
+        crossing += tl.sum((before == behind).to(tl.int32) * (at < length).to(tl.int32), 0)
+    if crossing > 0:
+        own_high = high + slice_index * N * d
+        own_low = low + slice_index * N * d
+        own_targets = targets + slice_index * M * d
+        _forget_ties(
+            points + row, order + row, scale + row, tokens + sample * N * d, tokens_low + sample * N * d,
+            own_high, own_low, own_targets, here_signed + row, there_signed + row,
+            length, M, d, True, C, DB, HAS_LOW, MIXED,
+        )  # fmt: skip
+        _forget_ties(
+            points + row, order + row, scale + row, tokens + sample * N * d, tokens_low + sample * N * d,
+            own_high, own_low, own_targets, here_signed + row, there_signed + row,
+            length, M, d, False, C, DB, HAS_LOW, MIXED,
+        )  # fmt: skip

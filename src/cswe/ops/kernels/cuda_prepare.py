@@ -1,0 +1,157 @@
+"""Tokens and targets in the half-precision form that the tensor-core passes read, in Triton."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cswe.ops.kernels.cuda_rows import mixed_targets, split
+from cswe.ops.kernels.problem import Problem
+
+TARGET_BITS = tl.constexpr(4.0)
+"""Targets are scaled to 2⁴ at most: sums of them by weights that add up to about 1, times 1024, must fit."""
+
+TOKEN_BITS = tl.constexpr(12.0)
+"""Tokens, where they are scaled, to 2¹² at most."""
+
+
+class Halves(NamedTuple):
+    """What the passes read instead of tokens and targets."""
+
+    tokens: Tensor
+    """``(B, N, d)`` half precision; the tokens as they are, or scaled and (with a low part) centred."""
+    tokens_low: Tensor | None
+    """What rounding left over, or ``None``: the tokens are exact."""
+    high: Tensor
+    """Rows T ``(L, N, d)``, as averages and scaled; empty where lengths differ."""
+    low: Tensor
+    """What rounding left over."""
+    targets: Tensor
+    """Targets ``(L, M, d)`` in float32, scaled."""
+    units: Tensor
+    """Factor on token states; what undoes both scalings; that of the targets; that of the tokens."""
+    is_centred: bool
+    """Whether the centre has been subtracted from the tokens."""
+
+    def samples(self, start: int, stop: int) -> "Halves":
+        """Restrict to some of the samples."""
+        low = self.tokens_low
+        return self._replace(tokens=self.tokens[start:stop], tokens_low=None if low is None else low[start:stop])
+
+
+@triton.jit
+def _units(largest_token, largest_target, centre, units, d, EXACT: tl.constexpr, DB: tl.constexpr):
+    norm = 0.0
+    for start in range(0, d, DB):
+        at = start + tl.arange(0, DB)
+        part = tl.load(centre + at, mask=at < d, other=0.0).to(tl.float32)
+        norm += tl.sum(part * part, 0)
+    # No coordinate of a token is larger than this, centred or not.
+    bound = tl.load(largest_token).to(tl.float32) + tl.sqrt(norm)
+    per_token = tl.exp2(tl.floor(-tl.log2(tl.maximum(bound, 1e-20)) + TOKEN_BITS))
+    bound = tl.load(largest_target).to(tl.float32)
+    per_target = tl.exp2(tl.floor(-tl.log2(tl.maximum(bound, 1e-20)) + TARGET_BITS))
+    token_unit = 1.0 if EXACT else per_token
+    tl.store(units, per_token if EXACT else 1.0)
+    tl.store(units + 1, 1 / (per_target * token_unit))
+    tl.store(units + 2, per_target)
+    tl.store(units + 3, token_unit)
+
+
+@triton.jit
+def _split_tokens(
+    tokens, centre, units, high, low, count, d, ROWS: tl.constexpr, DB: tl.constexpr, HAS_LOW: tl.constexpr
+):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    unit = tl.load(units + 3)
+    for start in range(0, d, DB):
+        column = start + tl.arange(0, DB)
+        read = (row < count)[:, None] & (column < d)[None, :]
+        at = row[:, None] * d + column[None, :]
+        value = tl.load(tokens + at, mask=read, other=0.0).to(tl.float32)
+        if HAS_LOW:
+            value -= tl.load(centre + column, mask=column < d, other=0.0)[None, :]
+        first, second = split(value * unit)
+        tl.store(high + at, first, mask=read)
+        if HAS_LOW:
+            tl.store(low + at, second, mask=read)
+
+
+@triton.jit
+def _split_targets(
+    targets,
+    units,
+    high,
+    low,
+    scaled,
+    N,
+    M,
+    d,
+    ROWS: tl.constexpr,
+    DB: tl.constexpr,
+    MIXED: tl.constexpr,
+):
+    rank = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    slice_index = tl.program_id(1).to(tl.int64)
+    unit = tl.load(units + 2)
+    count = M if MIXED else N
+    for start in range(0, d, DB):
+        column = start + tl.arange(0, DB)
+        inside = column < d
+        write = (rank < count)[:, None] & inside[None, :]
+        at = (slice_index * count + rank)[:, None] * d + column[None, :]
+        if MIXED:
+            tl.store(scaled + at, unit * tl.load(targets + at, mask=write, other=0.0), mask=write)
+        else:
+            rows = mixed_targets(targets + slice_index * M * d, rank, rank < N, column, inside, N, M, d)
+            first, second = split(rows * unit)
+            tl.store(high + at, first, mask=write)
+            tl.store(low + at, second, mask=write)
+
+
+def halves(problem: Problem) -> Halves:
+    """Bring tokens and targets into half precision without losing accuracy.
+
+    Half-precision tokens are read as they are. bfloat16 ones are exact in half precision too, once scaled by a power
+    of two. float32 ones are centred, scaled and split into two parts.
+    """
+    batch, slices, count, targets, width = problem.sizes
+    tokens, device = problem.tokens.contiguous(), problem.points.device
+    exact, has_low = tokens.dtype == torch.float16, tokens.dtype not in (torch.float16, torch.bfloat16)
+    units = torch.empty(4, dtype=torch.float32, device=device)
+    reference, centre = problem.targets.contiguous(), problem.centre.contiguous()
+    _units[(1,)](
+        torch.linalg.vector_norm(tokens, torch.inf),
+        torch.linalg.vector_norm(reference, torch.inf),
+        centre,
+        units,
+        width,
+        EXACT=exact,
+        DB=256,
+        num_warps=1,
+    )
+    high, low = tokens, None
+    if not exact:
+        high = torch.empty(tokens.shape, dtype=torch.float16, device=device)
+        low = torch.empty_like(high) if has_low else None
+        rows = batch * count
+        _split_tokens[(triton.cdiv(rows, 16),)](
+            tokens, centre, units, high, low if has_low else high, rows, width, ROWS=16, DB=128, HAS_LOW=has_low
+        )
+    mixed = problem.lengths is not None
+    scaled = torch.empty_like(reference) if mixed else reference
+    shape = (slices, 0 if mixed else count, width)
+    t_high = torch.empty(shape, dtype=torch.float16, device=device)
+    t_low = torch.empty_like(t_high)
+    _split_targets[(triton.cdiv(targets if mixed else count, 4), slices)](
+        reference, units, t_high, t_low, scaled, count, targets, width,
+        ROWS=4, DB=128, MIXED=mixed, num_warps=1,
+    )  # fmt: skip
+    return Halves(high, low, t_high, t_low, scaled, units, has_low)
+
+
+def terms_of(ranks: int, targets: int) -> int:
+    """Largest number of targets that one of these ranks overlaps."""
+    return 1 if targets == ranks else (targets - 1) // ranks + 2

@@ -1,0 +1,69 @@
+"""What the d-wide passes in Triton share: rows of tokens and of coupled targets in half precision."""
+
+import triton
+import triton.language as tl
+
+WEIGHT_UNIT = tl.constexpr(1024.0)
+"""Keeps weights · 1/Z, at least 1/N at the nearest point, in the range of normal half-precision numbers."""
+
+
+@triton.jit
+def split(values):
+    """Give two half-precision numbers whose sum is the value, to 22 bits."""
+    high = values.to(tl.float16)
+    return high, (values - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def mixed_targets(targets, ranks, present, columns, inside, length, M, d):
+    """Rows T_r · length / M for a sample of this length: the average of the targets that rank r overlaps.
+
+    In units of 1/(length · M) of the mass all edges are integers, so overlaps are exact. ``inside`` masks columns.
+    """
+    low = ranks.to(tl.int64) * M
+    first = low // length
+    rows = tl.zeros((ranks.shape[0], columns.shape[0]), dtype=tl.float32)
+    terms = 1 if M == length else (M - 1) // length + 2
+    for term in range(terms):
+        m = first + term
+        overlap = tl.minimum(low + M, (m + 1) * length) - tl.maximum(low, m * length)
+        share = tl.where(present & (overlap > 0), overlap.to(tl.float32), 0.0) / M
+        read = (share > 0)[:, None] & inside[None, :]
+        rows += share[:, None] * tl.load(targets + m[:, None] * d + columns[None, :], mask=read, other=0.0)
+    return rows
+
+
+@triton.jit
+def target_rows(
+    high,
+    low,
+    targets,
+    ranks,
+    present,
+    columns,
+    inside,
+    length,
+    M,
+    d,
+    MIXED: tl.constexpr,
+    BOTH: tl.constexpr,
+):
+    """Give T for these ranks in two half-precision parts (the second is 0 unless both are wanted)."""
+    if MIXED:
+        first, second = split(mixed_targets(targets, ranks, present, columns, inside, length, M, d))
+    else:
+        at = ranks[:, None] * d + columns[None, :]
+        read = present[:, None] & inside[None, :]
+        first = tl.load(high + at, mask=read, other=0.0)
+        second = first
+        if BOTH:
+            second = tl.load(low + at, mask=read, other=0.0)
+    return first, second
+
+
+@triton.jit
+def sample_length(lengths, sample, B, N, RAGGED: tl.constexpr):
+    """Number of ranks of a sample (or of a vector of them), 0 behind the last sample."""
+    if RAGGED:
+        return tl.load(lengths + sample, mask=sample < B, other=0).to(tl.int32)
+    return tl.where(sample < B, N, 0)

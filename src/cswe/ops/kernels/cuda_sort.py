@@ -1,0 +1,92 @@
+"""Many short sorts at once, on a GPU: one tile of rows a program, in Triton."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LONGEST = 256
+"""What one warp holds in registers; beyond it ``torch.sort`` is the better choice."""
+
+FEWEST = 1 << 21
+"""Numbers that make it worth while: a small ``torch.sort`` waits for nothing but its launch."""
+
+
+@triton.jit
+def _sort(
+    values,
+    ordered,
+    order,
+    rows,
+    inner,
+    N,
+    outer_stride,
+    inner_stride,
+    stride,
+    R: tl.constexpr,
+    NB: tl.constexpr,
+):
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    lane = tl.arange(0, NB)
+    start = (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
+    read = (row < rows)[:, None] & (lane < N)[None, :]
+    value = tl.load(values + start[:, None] + lane[None, :] * stride, mask=read, other=0.0)
+    # As integers, floats order like themselves if the negative ones are turned round; adding 0 makes −0 and 0 one.
+    bits = (value + 0.0).to(tl.int32, bitcast=True)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    # The index behind the value makes the sort stable.
+    key = (bits.to(tl.int64) << 32) | lane[None, :].to(tl.int64)
+    key = tl.where((lane < N)[None, :], key, 0x7FFFFFFFFFFFFFFF)
+    key = tl.sort(key, dim=1)
+    bits = (key >> 32).to(tl.int32)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    at = row.to(tl.int64)[:, None] * N + lane[None, :]
+    tl.store(ordered + at, bits.to(tl.float32, bitcast=True), mask=read)
+    tl.store(order + at, key & 0xFFFFFFFF, mask=read)
+
+
+class _SortRows(torch.autograd.Function):
+    @staticmethod
+    def forward(values: Tensor) -> tuple[Tensor, Tensor]:
+        count = values.shape[-1]
+        if values.ndim != 3:
+            values = values.reshape(1, -1, count)
+        outer, inner, _ = values.shape
+        ordered = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+        order = torch.empty(values.shape, dtype=torch.int64, device=values.device)
+        block = triton.next_power_of_2(count)
+        together = max(1, 256 // block)
+        with torch.cuda.device_of(values):
+            _sort[(triton.cdiv(outer * inner, together),)](
+                values, ordered, order, outer * inner, inner, count, *values.stride(),
+                R=together, NB=block, num_warps=1,
+            )  # fmt: skip
+        return ordered, order
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> Tensor:
+        (order,) = ctx.saved_tensors
+        return torch.empty_like(grad).scatter_(-1, order, grad)
+
+
+def can_sort(values: Tensor) -> bool:
+    """Whether :func:`sort_rows` takes these values."""
+    is_kind = values.device.type == "cuda" and values.dtype == torch.float32
+    is_size = 0 < values.shape[-1] <= LONGEST and values.numel() >= FEWEST
+    return is_kind and is_size and not torch.compiler.is_compiling()
+
+
+def sort_rows(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort float32 values ``(…, N)`` ascending and stably along the last axis; gradients flow back through it.
+
+    The same as ``torch.sort(values, dim=-1, stable=True)``, several times faster for many rows of up to 256.
+    """
+    ordered, order = _SortRows.apply(values)
+    return ordered.reshape(values.shape), order.reshape(values.shape)
