@@ -136,6 +136,7 @@ def fit(
         if duals is not None:
             duals.next_epoch()
         record: Record = {"epoch": progress.epoch, "seed": seed, "rate": rate}
+        ranks.average([sums["loss"], sums["samples"]])
         record["loss"] = float(sums["loss"] / sums["samples"])
         _check_loss(torch.tensor(record["loss"]), None, run, progress.epoch, 0, rate)
         record["validation"] = scores_of(facts.task, *predict(model, data.validation))

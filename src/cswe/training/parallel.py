@@ -59,7 +59,8 @@ class Ranks:
         present = [tensor for tensor in tensors if tensor is not None]
         if self.world == 1 or not present:
             return
-        flat = torch.cat([tensor.flatten() for tensor in present])
+        device = present[0].device
+        flat = torch.cat([tensor.to(device).flatten() for tensor in present])
         dist.all_reduce(flat)
         flat /= self.world
         for tensor, mean in zip(present, flat.split([tensor.numel() for tensor in present]), strict=True):

@@ -1,0 +1,148 @@
+"""A run is a function of its recipe, its store and its seed, whatever happens on the way."""
+
+import json
+import random
+import shutil
+
+import pytest
+import torch
+
+from cswe.cli import main
+from cswe.tokens import TokenStore
+from cswe.training import TrainingData, fit, recipe
+from cswe.training.checkpoint import existing, replace_folder
+
+
+def test_killed_at_twenty_moments_and_resumed_is_the_run_that_was_not(server, digits, content, tmp_path, full):
+    whole = tmp_path / "whole"
+    answer = server.run("train", digits, "--out", whole, *full)
+    assert answer["codes"] == [0], answer["said"]
+    seconds, expected = answer["seconds"], content(whole)
+    chance, kills, late = random.Random(0), 0, 0
+    while kills < 20:
+        run = tmp_path / f"run {kills}"
+        moment = chance.uniform(0, 1.0) * seconds
+        killed = server.run("train", digits, "--out", run, "--resume", *full, after=moment)
+        if killed["codes"] == [0]:
+            late += 1  # it was through already
+            assert late < 40
+            shutil.rmtree(run)
+            continue
+        assert killed["codes"] == [-9]
+        kills += 1
+        # Some are killed again, wherever they have got to.
+        if kills % 3 == 0:
+            server.run("train", digits, "--out", run, "--resume", *full, after=chance.uniform(0, 1.0) * seconds)
+        assert server.run("train", digits, "--out", run, "--resume", *full)["codes"] == [0]
+        assert content(run) == expected
+        shutil.rmtree(run)
+
+
+def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(digits, content, tmp_path, full):
+    runs = [tmp_path / name for name in ("one", "two", "three")]
+    for run, seed in zip(runs, (0, 0, 1), strict=True):
+        torch.manual_seed(hash(run.name) % 1000)  # whatever the global generator says
+        assert main(["train", str(digits), "--out", str(run), "--seed", str(seed), *full]) == 0
+    assert content(runs[0]) == content(runs[1])
+    assert content(runs[0])["best/model.safetensors"] != content(runs[2])["best/model.safetensors"]
+
+
+def test_seeds_in_one_process_are_each_its_own_run(digits, content, tmp_path, full):
+    assert main(["train", str(digits), "--out", str(tmp_path / "both"), "--seeds", "2", *full]) == 0
+    for seed in (0, 1):
+        alone = tmp_path / f"alone-{seed}"
+        assert main(["train", str(digits), "--out", str(alone), "--seed", str(seed), *full]) == 0
+        assert content(tmp_path / "both" / f"seed-{seed}") == content(alone)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_mixed_precision_resumes_too(digits, content, tmp_path, precision):
+    store = TokenStore(digits)
+    chosen = recipe("digits").with_(
+        slices=4, points=8, batch_size=32, epochs=3, bound_batches=2, precision=precision, optimizer="adamw"
+    )
+
+    def data():
+        return TrainingData.open(store, chosen, torch.device("cpu"))
+
+    assert len(list(fit(data(), tmp_path / "whole"))) == 3
+    broken = fit(data(), tmp_path / "broken")
+    next(broken)
+    broken.close()
+    assert [record["epoch"] for record in fit(data(), tmp_path / "broken", resume=True)] == [2, 3]
+    assert content(tmp_path / "whole") == content(tmp_path / "broken")
+
+
+def test_a_finished_run_resumes_to_nothing(trained, digits, content, capsys, tiny):
+    before = content(trained)
+    assert main(["train", str(digits), "--out", str(trained), "--resume", *tiny]) == 0
+    assert "best epoch" in capsys.readouterr().out
+    assert content(trained) == before
+
+
+def test_another_recipe_seed_or_store_is_refused(trained, digits, make_store, tmp_path, capsys, tiny):
+    def train(*arguments, store=digits):
+        return main(["train", str(store), "--out", str(trained), *tiny, *arguments])
+
+    assert train() == 2
+    assert "holds a run already; go on with it by --resume" in capsys.readouterr().err
+    assert train("--resume", "--lr", "0.5") == 2
+    assert "begun with another recipe (lr: 0.01 there, 0.5 now)" in capsys.readouterr().err
+    assert train("--resume", "--seed", "3") == 2
+    assert "begun with seed 0 but got 3" in capsys.readouterr().err
+    other = make_store(tmp_path / "other", [0, 1, 2] * 8, classes=["a", "b", "c"])
+    assert train("--resume", store=other.path) == 2
+    assert "begun on another store" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("do not touch")
+    assert main(["train", str(digits), "--out", str(tmp_path / "full"), *tiny]) == 2
+    assert "expected an empty folder" in capsys.readouterr().err
+
+
+def test_a_folder_is_there_whole_at_every_moment(tmp_path):
+    target = tmp_path / "last"
+
+    def write(text):
+        return lambda folder: (folder / "file").write_text(text) and None
+
+    replace_folder(target, write("one"))
+    replace_folder(target, write("two"))
+    assert (target / "file").read_text() == "two"
+    # Killed between the two renames.
+    target.rename(tmp_path / "last.old")
+    assert (existing(target) / "file").read_text() == "two"
+
+    # Killed while writing.
+    def fail(folder):
+        (folder / "file").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_folder(target, fail)
+    assert (existing(target) / "file").read_text() == "two"
+    replace_folder(target, write("three"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last"]
+
+
+def test_two_processes_train_what_one_does(server, digits, tmp_path, tiny):
+    choices = [*tiny, "--normalization", "none", "--keep-tokens", "1"]
+    assert server.run("train", digits, "--out", tmp_path / "one", *choices)["codes"] == [0]
+    launched = [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29671",
+        }
+        for rank in range(2)
+    ]
+    answer = server.run("train", digits, "--out", tmp_path / "two", *choices, environments=launched)
+    assert answer["codes"] == [0, 0], answer["said"]
+    logs = [
+        [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    for one, two in zip(*logs, strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-3)
+        assert one["swgg"]["dual"] == pytest.approx(two["swgg"]["dual"], rel=1e-2, abs=1e-5)
