@@ -316,12 +316,12 @@ class TestChoice:
 def test_loops_compile_without_a_place_for_the_cache(monkeypatch):
     """A read-only installation of a user without a home: numba refuses to cache, not to compile."""
 
-    def refuse(function, cache=False, **options):
+    def refuse(function, cache=False):
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
         return ("compiled", function)
 
-    monkeypatch.setattr(cpu_steps, "njit", refuse)
+    monkeypatch.setattr(cpu_steps, "_compile", refuse)
     assert cpu_steps.compiled(len) == ("compiled", len)
 
 

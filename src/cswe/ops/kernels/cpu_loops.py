@@ -10,6 +10,7 @@ from cswe.ops.kernels.cpu_steps import (
     decays,
     four_ranks,
     inner_product,
+    internal,
     kernel_sums,
     normaliser,
     one_rank,
@@ -68,7 +69,7 @@ def fused(
                 value[b, which] = _walk_once(s, rank, v, coupled, n, decay, tied, scale, sums)
 
 
-@compiled
+@internal
 def _augment(tokens: Array, squares: Array, centre: Array, order: Array, n: int, rows: Array) -> None:
     """Fill the rows of the n tokens that exist: centred, then the square, then zeros to the end of the row."""
     width = tokens.shape[1]
@@ -81,7 +82,7 @@ def _augment(tokens: Array, squares: Array, centre: Array, order: Array, n: int,
         rows[i, width] = squares[i]
 
 
-@compiled
+@internal
 def _couple(targets: Array, n: int, coupled: Array) -> None:
     """Fill the rows that n equal ranks are coupled with: −2 T_r, and the rank's mass in the column of the squares.
 
@@ -106,7 +107,7 @@ def _couple(targets: Array, n: int, coupled: Array) -> None:
             j += 1
 
 
-@compiled
+@internal
 def _walk_both_ways(
     s: Array,
     rank: Array,
@@ -164,7 +165,7 @@ def _walk_both_ways(
             r -= 1
 
 
-@compiled
+@internal
 def _walk_once(
     s: Array, rank: Array, v: Array, t: Array, n: int, decay: Array, tied: Array, scale: Array, sums: Array
 ) -> Any:
@@ -190,7 +191,7 @@ def _walk_once(
     return value
 
 
-@compiled
+@internal
 def _finish(
     s: Array,
     n: int,
@@ -265,7 +266,7 @@ def sums_at_ranks(
         _uncouple(room, last, slices, gradient)
 
 
-@compiled
+@internal
 def _uncouple(received: Array, n: int, slices: Array, gradient: Array) -> None:
     """Add the gradient of n ranks' rows T_r to that of the targets: the way back of the coupling."""
     count = gradient.shape[1]

@@ -26,14 +26,21 @@ Four = tuple[float, float, float, float]
 
 def compiled(function: Function) -> Function:
     """Compile at the first call and keep the result on disk, where there is a place for it."""
-    make = partial(njit, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
     try:
-        return cast(Function, make(function, cache=True))
+        return cast(Function, _compile(function, cache=True))
     except RuntimeError:  # nowhere to write: a read-only installation without a home
-        return cast(Function, make(function))
+        return cast(Function, _compile(function))
 
 
-@compiled
+def internal(function: Function) -> Function:
+    """Compile as a part of those that call it: not to be called from Python, and not kept by itself."""
+    return cast(Function, _compile(function, no_cpython_wrapper=True, no_cfunc_wrapper=True))
+
+
+_compile = partial(njit, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+
+
+@internal
 def decays(s: Array, n: int, tau: float, decay: Array, tied: Array) -> None:
     """Fill a_0 = 0, a_1 … a_{n−1}, a_n = 0, and which ranks share their point with a neighbour."""
     # Below the working precision a decay is 0: it changes no sum, but would breed denormal numbers.
@@ -50,7 +57,7 @@ def decays(s: Array, n: int, tau: float, decay: Array, tied: Array) -> None:
             tied[r] = True
 
 
-@compiled
+@internal
 def signed_sums(s: Array, n: int, decay: Array, w: Array, signed: Array) -> None:
     """Fill Σ_k sign(s_r − s_k) K_rk w_k."""
     near = w.dtype.type(0)
@@ -71,7 +78,7 @@ def signed_sums(s: Array, n: int, decay: Array, w: Array, signed: Array) -> None
         near += w[r]
 
 
-@compiled
+@internal
 def normaliser(n: int, decay: Array, s: Array, scale: Array, signed: Array) -> None:
     """Fill c_r = 1/Z_r, Z being the kernel's row sums, and the signed sums of ones."""
     near = scale.dtype.type(0)
@@ -94,7 +101,7 @@ def normaliser(n: int, decay: Array, s: Array, scale: Array, signed: Array) -> N
         near += 1
 
 
-@compiled
+@internal
 def four_ranks(
     v: Array, i0: int, i1: int, i2: int, i3: int, t: Array, r: int, step: int, sums: Array,
     a0: float, a1: float, a2: float, a3: float, c0: float, c1: float, c2: float, c3: float, own: bool,
@@ -132,7 +139,7 @@ def four_ranks(
     return (x0, x1, x2, x3), (y0, y1, y2, y3), (z0, z1, z2, z3)
 
 
-@compiled
+@internal
 def one_rank(
     v: Array, i: int, t: Array, r: int, sums: Array, a: float, c: float, first: bool
 ) -> tuple[float, float, float, float]:
@@ -155,7 +162,7 @@ def one_rank(
     return apart, near, sent_apart, sent_near
 
 
-@compiled
+@internal
 def inner_product(v: Array, i: int, t: Array, r: int) -> Any:
     """Give ⟨T_r, v_i⟩."""
     total = v.dtype.type(0)
@@ -164,7 +171,7 @@ def inner_product(v: Array, i: int, t: Array, r: int) -> Any:
     return total
 
 
-@compiled
+@internal
 def kernel_sums(
     source: Array,
     origin: Array,
@@ -199,7 +206,7 @@ def kernel_sums(
             into[write[0], k] += w[0] * decay[1] * state[k]
 
 
-@compiled
+@internal
 def _two_right(
     source: Array, origin: Array, i0: int, i1: int, u0: float, u1: float,
     into: Array, j0: int, j1: int, w0: float, w1: float, a0: float, a1: float, state: Array,
@@ -212,7 +219,7 @@ def _two_right(
         state[k] = e
 
 
-@compiled
+@internal
 def _two_left(
     source: Array, origin: Array, i0: int, i1: int, u0: float, u1: float,
     into: Array, j0: int, j1: int, w0: float, w1: float, a0: float, a1: float, state: Array,
