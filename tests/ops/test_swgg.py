@@ -227,7 +227,7 @@ class TestBothPlans:
         inputs = [t.clone().requires_grad_() for t in (x, y)]
         expected = swgg(*inputs, slices, relaxation)
         gradients = torch.autograd.grad(expected.sum(), inputs)
-        monkeypatch.setattr("cswe.ops.lifted.BLOCK_ELEMENTS", 600)
+        monkeypatch.setattr("cswe.ops.exact.BLOCK_ELEMENTS", 600)
         monkeypatch.setattr("cswe.ops.kernels.scan.BLOCK_ELEMENTS", 3000)
         blocked = swgg(*inputs, slices, relaxation)
         torch.testing.assert_close(blocked, expected, rtol=0, atol=1e-12)
@@ -240,6 +240,29 @@ def test_hard_gradients():
     p, q = (draw(2, 2, 5).abs() + 0.1).requires_grad_(), (draw(3, 4).abs() + 0.1).requires_grad_()
     slices = draw(4, 3, 3)
     assert torch.autograd.gradcheck(lambda x, y, p, q: swgg(x, y, slices, x_weights=p, y_weights=q), (x, y, p, q))
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_a_few_ties_among_many_pairs(per_sample):
+    """Two routes meet in one batch: samples and slices that tie, and those that do not."""
+    x, y, slices = draw(0, 8, 9, 2), draw(1, *((8,) if per_sample else ()), 7, 2), draw(2, 6, 2)
+    slices[0] = torch.tensor([1.0, 0.0])
+    x[3, 4, 0] = x[3, 2, 0]  # ties in one sample, along one slice
+    weights = draw(3, 8, 9).abs() + 0.1
+    inputs = [t.clone().requires_grad_() for t in (x, y)]
+    together = swgg(*inputs, slices, x_weights=weights)
+    gradients = torch.autograd.grad(together.sum(), inputs)
+    again = [t.clone().requires_grad_() for t in (x, y)]
+    rows = []
+    for i in range(8):
+        reference = again[1][i] if per_sample else again[1]
+        plans = lifted_plan(x[i], reference.detach(), slices, x_weights=weights[i])
+        squared = (again[0][i].unsqueeze(1) - reference.unsqueeze(0)).square().sum(-1)
+        rows.append((squared * plans).sum((-1, -2)).sqrt())
+    expected = torch.stack(rows)
+    torch.testing.assert_close(together, expected, rtol=0, atol=1e-9)
+    for a, b in zip(gradients, torch.autograd.grad(expected.sum(), again), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
 
 
 def test_nothing_large_is_stored():

@@ -26,7 +26,8 @@ def sort_rows(values: Tensor) -> tuple[Tensor, Tensor]:
     (tensor([1., 1., 2., 3.]), tensor([1, 2, 3, 0]))
     """
     if not _is_faster(values):
-        return torch.sort(values, dim=-1, stable=True)
+        ranked, order = torch.sort(values, dim=-1, stable=True)
+        return ranked, order
     order = _order(values.detach())
     return values.gather(-1, order), order
 

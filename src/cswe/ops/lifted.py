@@ -13,7 +13,6 @@ References
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from cswe.ops._inputs import (
     as_mask,
@@ -28,13 +27,11 @@ from cswe.ops._inputs import (
     working_dtype,
 )
 from cswe.ops.coupled_cost import coupled_squared_cost
+from cswe.ops.exact import exact_squared_cost
 from cswe.ops.lapsum import LapSum
-from cswe.ops.measure import Measure, centre_of, quotient, root, weighted_mean
+from cswe.ops.measure import Measure, quotient, root
 from cswe.ops.relaxed import relaxed_squared_cost
 from cswe.ops.sorting import SoftSort
-
-BLOCK_ELEMENTS = 1 << 22
-"""Numbers that one temporary of the hard path may hold: slices are taken in blocks of that size."""
 
 
 @without_autocast
@@ -177,7 +174,7 @@ def swgg(
     check_mass(target.mass, "y", look)
 
     if relaxation is None:
-        squared, size = _hard(source._replace(points=x.to(dtype)), target, directions)
+        squared, size = exact_squared_cost(source._replace(points=x.to(dtype)), target, directions)
     elif any(measure.mass is not None and measure.mass.requires_grad for measure in (source, target)):
         raise ValueError("a relaxed plan has no gradient to weights: detach them, or use relaxation=None")
     elif isinstance(relaxation, SoftSort):
@@ -187,69 +184,3 @@ def swgg(
     else:
         raise TypeError(f"expected relaxation to be None, SoftSort or LapSum but got {type(relaxation).__name__}")
     return root(squared, size)
-
-
-def _hard(source: Measure, target: Measure, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the squared D of exact plans and the size of the terms it is a difference of, both ``(B, L)``."""
-    centre = centre_of(target)
-    x, y = source.points - centre, target.points - centre
-    squares = weighted_mean(x.square().sum(-1), source.mass) + weighted_mean(y.square().sum(-1), target.mass)
-    block = max(1, BLOCK_ELEMENTS // max(x.numel(), y.numel()))
-    cross = torch.cat(
-        [
-            # Recomputed in backward: kept for all slices, the rows gathered there would be the B×L×N×d that we avoid.
-            checkpoint(
-                _hard_cross,
-                x,
-                y,
-                part,
-                source.mass,
-                target.mass,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            for part in directions.detach().split(block)
-        ],
-        dim=-1,
-    )
-    return squares.unsqueeze(-1) - 2 * cross, squares.detach().unsqueeze(-1)
-
-
-def _hard_cross(x: Tensor, y: Tensor, directions: Tensor, x_mass: Tensor | None, y_mass: Tensor | None) -> Tensor:
-    """Give ⟨x, γ y⟩ per sample and slice, ``(B, L)``.
-
-    With I(t) the integral of y's points over the lowest t of the mass, in the order of the projections and linear
-    within ties, point k of x receives ``share · (I(high) − I(low))``. I is kept in float64: only
-    its differences are used.
-    """
-    source = quotient(directions @ x.transpose(-1, -2), None if x_mass is None else x_mass.unsqueeze(-2))
-    target = quotient(directions @ y.transpose(-1, -2), None if y_mass is None else y_mass.unsqueeze(-2))
-    points = y.unsqueeze(-3).expand(*target.order.shape, y.shape[-1])
-    ranked = points.gather(-2, target.order.unsqueeze(-1).expand(points.shape)).double()
-    integral = torch.cumsum(ranked * target.mass.unsqueeze(-1), dim=-2)
-    integral = torch.cat([torch.zeros_like(integral[..., :1, :]), integral], dim=-2)
-
-    edges = target.high.contiguous()
-
-    def integral_up_to(t: Tensor) -> Tensor:
-        # The group that t lies in, and how far into it.
-        inside = torch.searchsorted(edges.expand(*t.shape[:-1], -1).contiguous().detach(), t.detach())
-        inside = inside.clamp(max=edges.shape[-1] - 1)
-
-        def at(values: Tensor) -> Tensor:
-            return values.expand(*t.shape[:-1], -1).gather(-1, inside)
-
-        low, high = at(target.low), at(target.high)
-        part = ((t - low) / torch.where(high > low, high - low, 1.0)).clamp(0, 1).unsqueeze(-1)
-        table = integral.expand(*t.shape[:-1], *integral.shape[-2:])
-
-        def row(index: Tensor) -> Tensor:
-            return table.gather(-2, index.unsqueeze(-1).expand(*index.shape, table.shape[-1]))
-
-        below = row(at(target.first))
-        return below + part * (row(at(target.last) + 1) - below)
-
-    received = source.share.unsqueeze(-1) * (integral_up_to(source.high) - integral_up_to(source.low))
-    rows = source.order.unsqueeze(-1).expand(received.shape)
-    sent = x.unsqueeze(-3).expand(received.shape).gather(-2, rows)
-    return (sent * received.to(x.dtype)).sum((-1, -2))
