@@ -51,10 +51,13 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         require("tensorboard", "train")
-        self._writer: Any = require("torch.utils.tensorboard", "train").SummaryWriter(str(folder))
+        self._folder = folder
+        self._writer: Any = None
 
     def write(self, record: Record) -> None:
         """Add the scalars of an epoch."""
+        if self._writer is None:  # not before: the run's folder must be empty when it begins
+            self._writer = require("torch.utils.tensorboard", "train").SummaryWriter(str(self._folder))
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, record["epoch"])
         self._writer.flush()

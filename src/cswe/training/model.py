@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cswe.nn import AttentionPool, CLSPool, MaxPool, MeanPool, SWEPool
+from cswe.nn import AttentionPool, CLSPool, MaxPool, MeanPool, PMAPool, SumPool, SWEPool, WassersteinPool
 from cswe.nn.statistics import TokenStatistics
 from cswe.tokens import Batch, LabelSpec, StoreSpec
 from cswe.training.errors import UserError
@@ -152,14 +152,15 @@ def make_pool(choice: Pooling, dim: int) -> nn.Module:
     >>> make_pool(Pooling("attention", queries=3), 8).out_dim
     24
     """
-    if choice.pool == "mean":
-        return MeanPool(dim)
-    if choice.pool == "max":
-        return MaxPool(dim)
-    if choice.pool == "cls":
-        return CLSPool(dim)
+    plain = {"mean": MeanPool, "sum": SumPool, "max": MaxPool, "cls": CLSPool}
+    if choice.pool in plain:
+        return plain[choice.pool](dim)
     if choice.pool == "attention":
         return AttentionPool(dim, choice.queries)
+    if choice.pool == "pma":
+        return PMAPool(dim, choice.queries, choice.heads)
+    if choice.pool == "wasserstein":
+        return WassersteinPool(dim, choice.points)
     readout, points = choice.readout, None
     if choice.pool in ("swe", "cswe"):
         points = choice.points

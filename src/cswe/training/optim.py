@@ -7,7 +7,7 @@ from torch import nn
 
 from cswe.constrained import Fraction, PrimalDual
 from cswe.nn import SWEPool, SWGGBound
-from cswe.ops import SoftSort
+from cswe.ops import LapSum, SoftSort
 from cswe.training.model import Model
 from cswe.training.recipe import Bounding, Optimization
 
@@ -52,10 +52,11 @@ def make_duals(pool: nn.Module, choice: Bounding) -> PrimalDual:
     """Make the primal-dual method that holds a pool's slices to their bound."""
     assert isinstance(pool, SWEPool)
     fraction = choice.bound_scale == "fraction"
+    kind = SoftSort if choice.relaxation == "softsort" else LapSum
     bound = SWGGBound(
         pool,
         bound=Fraction(choice.bound, choice.bound_batches) if fraction else choice.bound,
-        relaxation=SoftSort(choice.temperature, relative=choice.temperature_scale == "relative"),
+        relaxation=kind(choice.temperature, relative=choice.temperature_scale == "relative"),
         wrt=choice.wrt,
         dual_on=choice.dual_on,
     )

@@ -7,7 +7,9 @@ from cswe.nn.slicer import Initialisation
 from cswe.ops.embedding import Interpolation, Order
 from cswe.training.errors import UserError
 
-PoolName = Literal["mean", "max", "cls", "attention", "statistics", "moments", "swe", "cswe"]
+PoolName = Literal[
+    "mean", "sum", "max", "cls", "attention", "pma", "wasserstein", "statistics", "moments", "swe", "cswe"
+]  # fmt: skip
 Start = Literal["random", "data"]
 Scale = Literal["absolute", "fraction"]
 ScheduleName = Literal["constant", "step", "restarts", "cosine"]
@@ -20,12 +22,12 @@ class Pooling:
     """How a set becomes a vector."""
 
     pool: PoolName = "cswe"
-    """mean, max, cls, attention; moments or statistics along learned slices; swe: slices and a reference; cswe: swe
-    with its transport bounded."""
+    """mean, sum, max, cls, attention, pma (Set Transformer), wasserstein (plans in the whole space); moments or
+    statistics along learned slices; swe: slices and a reference; cswe: swe with its transport bounded."""
     slices: int = 16
     """Number L of slices."""
     points: int = 32
-    """Number M of reference points (swe, cswe)."""
+    """Number M of reference points (swe, cswe, wasserstein)."""
     readout: str = "moments:4"
     """What swe and cswe keep of a slice: moments:K, statistics, map-points, or flatten (the paper's)."""
     weightings: int = 0
@@ -41,7 +43,9 @@ class Pooling:
     standardize: bool = False
     """Subtract the training tokens' mean and divide by their common spread."""
     queries: int = 1
-    """Queries of attention pooling."""
+    """Queries of attention pooling, seeds of pma."""
+    heads: int = 1
+    """Heads of pma."""
     train_slices: bool = True
     """Learn the slices."""
     train_reference: bool = True
@@ -74,8 +78,10 @@ class Bounding:
     """Multiplies the slacks' rate every slack_every epochs."""
     slack_every: int = 1
     """See slack_factor."""
+    relaxation: Literal["softsort", "lapsum"] = "softsort"
+    """The relaxed sort (softsort is the paper's)."""
     temperature: float = 1.0
-    """τ of the relaxed sort."""
+    """τ of the relaxed sort (α of lapsum)."""
     temperature_scale: Literal["absolute", "relative"] = "relative"
     """Whether τ is a number, or in standard deviations of the projections."""
     wrt: Literal["both", "slices"] = "slices"
@@ -223,6 +229,7 @@ _RANGES: dict[str, dict[str, tuple[float, float, bool]]] = {
         "points": (1, _ANY, False),
         "weightings": (0, _ANY, False),
         "queries": (1, _ANY, False),
+        "heads": (1, _ANY, False),
     },
     "bounding": {
         # D is a distance: no slice is ever below zero, so such a bound cannot be met.

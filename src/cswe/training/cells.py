@@ -1,0 +1,247 @@
+"""The cells of a comparison: one pool, one number of slices, one layer, one seed each; on disk a JSON file each."""
+
+import math
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cswe.training.checkpoint import read_json, write_json
+from cswe.training.choices import WITHOUT_SLICES, parse_choices, parse_pool
+from cswe.training.errors import UserError
+from cswe.training.recipe import Recipe
+from cswe.training.recipes import EsmSize
+from cswe.training.recipes import recipe as named_recipe
+
+FORMAT, VERSION = "cswe-cell", 1
+CELLS, RUNS = "cells", "runs"
+# As the paper prints them.
+_NAMES = {"mean": "GAP", "cls": "CLS", "moments": "L-moments", "swe": "SWE", "cswe": "C-SWE"}
+_CHOICES = {"bound": "ε = {}", "queries": "{} queries", "weightings": "{} weightings", "readout": "{}"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of a comparison.
+
+    Parameters
+    ----------
+    pool
+        The pool as it was asked for, ``"attention:queries=5"`` say.
+    layer
+        The backbone's layer.
+    slices
+        Number of slices; None for pools that have none.
+    seed
+        Of the run.
+    recipe
+        Everything else.
+    """
+
+    pool: str
+    layer: int
+    slices: int | None
+    seed: int
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        """A name for files.
+
+        Examples
+        --------
+        >>> Cell("cswe:bound=0.9", 12, 16, 0, Recipe()).name
+        'cswe-bound-0.9.layer-12.slices-16.seed-0'
+        """
+        pool = re.sub(r"[^A-Za-z0-9._]+", "-", self.pool)
+        slices = "" if self.slices is None else f".slices-{self.slices}"
+        return f"{pool}.layer-{self.layer}{slices}.seed-{self.seed}"
+
+    @property
+    def label(self) -> str:
+        """A name for people, without layer and seed."""
+        return label_of(self.pool) + ("" if self.slices is None else f", L = {self.slices}")
+
+
+def label_of(pool: str) -> str:
+    """Return the name of a pool as tables print it.
+
+    Examples
+    --------
+    >>> label_of("cswe:bound=5"), label_of("mean"), label_of("attention:queries=5,dropout=0.1")
+    ('C-SWE, ε = 5', 'GAP', 'attention, 5 queries, dropout 0.1')
+    """
+    name, _, rest = pool.partition(":")
+    parts = [_NAMES.get(name, name)]
+    for text in filter(None, rest.split(",")):
+        choice, _, value = text.partition("=")
+        parts.append(_CHOICES.get(choice, choice.replace("_", " ").replace("-", " ") + " {}").format(value))
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be compared.
+
+    Parameters
+    ----------
+    pools
+        Pools, each with choices of its own after a colon: ``"cswe:bound=5"``.
+    slices
+        Numbers of slices.
+    seeds, first_seed
+        How many seeds, and the first of them.
+    layers
+        Layers of the store; none named: all of them.
+    recipe
+        A recipe by name, or a recipe's file.
+    choices
+        Changes to it for all cells, ``"epochs=30"``.
+    esm
+        Size of ESM-2, for the recipe ``"proteins"``.
+
+    Examples
+    --------
+    >>> [cell.name for cell in Plan(("mean", "swe"), (4,), seeds=1).cells([0])]
+    ['mean.layer-0.seed-0', 'swe.layer-0.slices-4.seed-0']
+    """
+
+    pools: tuple[str, ...]
+    slices: tuple[int, ...] = (16,)
+    seeds: int = 3
+    first_seed: int = 0
+    layers: tuple[int, ...] = ()
+    recipe: str = "digits"
+    choices: tuple[str, ...] = ()
+    esm: EsmSize = "8M"
+
+    def cells(self, layers: list[int]) -> list[Cell]:
+        """List the cells on a store with these layers; all seeds of a row follow each other."""
+        if self.seeds < 1:
+            raise UserError(f"seeds: expected at least 1 but got {self.seeds}")
+        if not self.pools or not self.slices:
+            raise UserError("expected at least one pool and one number of slices")
+        for layer in self.layers:
+            if layer not in layers:
+                raise UserError(f"layers: expected some of {layers}, which the store holds, but got {layer}")
+        cells: dict[str, Cell] = {}
+        for layer in self.layers or layers:
+            for pool in self.pools:
+                for slices in [None] if pool.partition(":")[0] in WITHOUT_SLICES else self.slices:
+                    recipe = self.recipe_of(pool, slices)
+                    for seed in range(self.first_seed, self.first_seed + self.seeds):
+                        cell = Cell(pool, layer, slices, seed, recipe)
+                        cells[cell.name] = cell  # the same one asked for twice is one
+        return list(cells.values())
+
+    def recipe_of(self, pool: str, slices: int | None) -> Recipe:
+        """Return the recipe of a cell: the paper's settings depend on the number of slices."""
+        name, own = parse_pool(pool)
+        if self.recipe.endswith(".json"):
+            content = read_json(Path(self.recipe))
+            base = Recipe.from_json(content.get("recipe", content))
+        else:
+            base = named_recipe(self.recipe, slices, self.esm)  # type: ignore[arg-type]
+        if slices is not None:
+            base = base.with_(slices=slices)
+        return base.with_(**(parse_choices(self.choices) | own), pool=name).check()
+
+    def command(self, store: Path, out: Path) -> str:
+        """Return the command that does all this."""
+        words = ["cswe", "compare", str(store), "--out", str(out), "--pools", *self.pools]
+        words += ["--slices", *map(str, self.slices), "--seeds", str(self.seeds)]
+        words += ["--first-seed", str(self.first_seed)] if self.first_seed else []
+        words += ["--layers", *map(str, self.layers)] if self.layers else []
+        words += ["--recipe", self.recipe] if self.recipe != "digits" else []
+        words += ["--esm", self.esm] if self.recipe == "proteins" else []
+        words += ["--set", *self.choices] if self.choices else []
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a cell.
+
+    Parameters
+    ----------
+    cell
+        Which.
+    size
+        Length of the embedding.
+    scores
+        Scores by split, train, validation and test, each by name.
+    facts
+        What else is in its file: epochs, seconds, memory, machine, versions, commit.
+    error
+        Why the run failed, if it did; then there are no scores.
+    """
+
+    cell: Cell
+    size: int
+    scores: dict[str, dict[str, float]]
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    def write(self, file: Path) -> None:
+        """Write the file aside and put it in place; what is not a number becomes null."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        cell = self.cell
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "pool": cell.pool,
+            "layer": cell.layer,
+            "slices": cell.slices,
+            "seed": cell.seed,
+            "size": self.size,
+            "scores": self.scores,
+            "error": self.error,
+            **self.facts,
+            "recipe": cell.recipe.to_json(),
+        }
+        write_json(file, _finite(content))
+
+    @classmethod
+    def read(cls, file: Path) -> "Result":
+        """Read the file of a cell; a damaged one is a `UserError`."""
+        content = read_json(file)
+        try:
+            if content.pop("format") != FORMAT or content.pop("version") != VERSION:
+                raise UserError(f"{file}: expected a cell of this version of cswe but got something else")
+            recipe = Recipe.from_json(content.pop("recipe"))
+            cell = Cell(*(content.pop(name) for name in ("pool", "layer", "slices", "seed")), recipe)
+            scores = {
+                split: {name: math.nan if value is None else value for name, value in values.items()}
+                for split, values in content.pop("scores").items()
+            }
+            return cls(cell, content.pop("size"), scores, error=content.pop("error"), facts=content)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{file}: is damaged ({type(error).__name__}: {error})") from None
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Read all finished cells of a comparison, in the order of its plan where it is known; damaged ones are left out."""
+    results = []
+    for file in sorted((folder / CELLS).glob("*.json")):
+        try:
+            results.append(Result.read(file))
+        except UserError:
+            continue
+    pools = read_json(folder / "compare.json")["pools"] if (folder / "compare.json").exists() else []
+
+    def place(result: Result) -> tuple[int, int, int, int]:
+        cell = result.cell
+        known = pools.index(cell.pool) if cell.pool in pools else len(pools)
+        return cell.layer, known, cell.slices or 0, cell.seed
+
+    return sorted(results, key=place)
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON cannot say, not-a-number and infinities, by null."""
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

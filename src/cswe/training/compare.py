@@ -1,0 +1,267 @@
+"""Train every pool with every number of slices and every seed: cell by cell, so that nothing is lost or done twice.
+
+A finished cell is a JSON file, written aside and put in place. Several processes may share the folder: who works on a
+cell holds its lock, which ends with the process.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import torch
+
+from cswe.tokens import Batches, Manifest, TokenStore
+from cswe.training.cells import CELLS, RUNS, Cell, Plan, Result
+from cswe.training.checkpoint import BEST, LAST, load, read_json, write_json
+from cswe.training.data import TrainingData
+from cswe.training.errors import TrainingError, UserError
+from cswe.training.evaluate import predict
+from cswe.training.fit import fit
+from cswe.training.locking import Lock
+from cswe.training.logging import LOG, read_lines
+from cswe.training.parallel import default_device
+from cswe.training.provenance import commit, machine, peak_memory, reset_peak, versions
+from cswe.training.recipe import Recipe
+from cswe.training.task import CHOSEN_BY, scores_of
+
+PLAN = "compare.json"
+_WAIT = 0.5  # seconds between two looks at cells that others are working on
+
+
+class Shelf:
+    """Batches of a store that many runs share: tokens are put on the device once for each layer.
+
+    Parameters
+    ----------
+    store
+        The store's folder.
+    device
+        Where batches are wanted.
+    """
+
+    def __init__(self, store: Path, device: torch.device) -> None:
+        self._path, self._device = store, device
+        self._open: tuple[tuple[Any, ...], TrainingData, Batches | None] | None = None
+
+    def data(self, layer: int, recipe: Recipe) -> TrainingData:
+        """Return training and validation set for a recipe."""
+        return self._batches(layer, recipe)[0]
+
+    def test(self, layer: int, recipe: Recipe) -> Batches | None:
+        """Return the test set, if the store has one."""
+        return self._batches(layer, recipe)[1]
+
+    def _batches(self, layer: int, recipe: Recipe) -> tuple[TrainingData, Batches | None]:
+        choice = recipe.optimization
+        key = (layer, choice.batch_size, choice.max_tokens, choice.validation_share)
+        if self._open is None or self._open[0] != key:
+            self._open = None  # frees the device's memory before more is asked for
+            store = TokenStore(self._path, layer)
+            data = TrainingData.open(store, recipe, self._device)
+            test = None
+            if "test" in store.splits:
+                test = Batches(
+                    store, choice.batch_size, indices=store.split("test"), shuffle=False, device=self._device
+                )
+            self._open = (key, data, test)
+        _, data, test = self._open
+        check_pool(recipe, data.store.manifest)
+        return replace(data, facts=replace(data.facts, recipe=recipe)), test
+
+
+def check_pool(recipe: Recipe, manifest: Manifest) -> None:
+    """Raise an error if the store lacks what a pool needs, before anything is computed."""
+    if recipe.pooling.pool == "cls" and not manifest.spec.cls:
+        raise UserError("pool cls: expected CLS vectors but the store has none; leave it out")
+
+
+def compare(
+    store: str | Path,
+    out: str | Path,
+    plan: Plan,
+    *,
+    baseline: str | None = None,
+    device: str | None = None,
+    test: bool = True,
+    keep_models: bool = True,
+    retry: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> list[Result]:
+    """Train all cells that are not there yet, and return the results of all.
+
+    Parameters
+    ----------
+    store
+        The store's folder.
+    out
+        The comparison's folder: ``cells/`` with a JSON file each, ``runs/`` with logs and best models.
+    plan
+        What to compare.
+    baseline
+        The pool that others are compared with, noted for the tables; by default the first.
+    device
+        cpu or cuda; a GPU if there is one.
+    test
+        Score the test split, too.
+    keep_models
+        Keep every run's best model.
+    retry
+        Try cells again that failed.
+    tell
+        Told a line about every cell.
+
+    Returns
+    -------
+    list of Result
+        In the order of the plan.
+    """
+    path, folder, where = Path(store), Path(out), default_device(device)
+    manifest = Manifest.read(path)
+    cells = plan.cells(sorted(manifest.spec.layers))
+    if baseline is not None and baseline not in plan.pools:
+        raise UserError(f"baseline: expected one of {', '.join(plan.pools)} but got {baseline!r}")
+    for cell in cells:
+        check_pool(cell.recipe, manifest)
+    if retry:
+        _forget_failed(folder, cells)
+    done = _look(folder, cells)
+    note_plan(folder, path, plan, baseline)
+    if done:
+        tell(f"{len(done)} of {len(cells)} cells are there already")
+    shelf = Shelf(path, where)
+    waiting = False
+    while missing := [cell for cell in cells if cell.name not in done]:
+        busy = True
+        for cell in missing:
+            lock = Lock(folder / CELLS / f"{cell.name}.lock")
+            if not lock.take():
+                continue
+            busy = False
+            try:
+                # Another process may have finished it since we looked.
+                if not (found := _look(folder, [cell])):
+                    _clear_damage(folder, cell, tell)
+                    result = _run(cell, folder, shelf, test=test, keep_models=keep_models)
+                    result.write(folder / CELLS / f"{cell.name}.json")
+                    found = {cell.name: result}
+                    tell(f"[{len(done) + 1:>{len(str(len(cells)))}}/{len(cells)}] {line_of(result)}")
+                done |= found
+                lock.release(remove=True)
+            finally:
+                lock.release()
+        if busy:
+            if not waiting:
+                tell(f"waiting for {len(missing)} cells that other processes are working on")
+                waiting = True
+            sleep(_WAIT)
+            done |= _look(folder, missing)
+    return [done[cell.name] for cell in cells]
+
+
+def note_plan(folder: Path, store: Path, plan: Plan, baseline: str | None) -> None:
+    """Write down what is compared, for the tables, the report and whoever wants to run it again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pools = list(plan.pools)
+    if (folder / PLAN).exists():
+        # A folder may grow: pools of an earlier plan keep their place.
+        earlier = read_json(folder / PLAN)
+        pools = [*earlier["pools"], *(pool for pool in pools if pool not in earlier["pools"])]
+        baseline = baseline or earlier["baseline"]
+    content = {
+        "store": str(store),
+        "pools": pools,
+        "baseline": baseline or pools[0],
+        "command": plan.command(store, folder),
+    }
+    write_json(folder / PLAN, content)
+
+
+def _look(folder: Path, cells: list[Cell]) -> dict[str, Result]:
+    """Return the results of the cells that are done; a damaged one is not."""
+    found = {}
+    for cell in cells:
+        file = folder / CELLS / f"{cell.name}.json"
+        try:
+            result = Result.read(file) if file.exists() else None
+        except UserError:
+            continue
+        if result is None:
+            continue
+        if result.cell.recipe != cell.recipe:
+            difference = result.cell.recipe.difference(cell.recipe)
+            raise UserError(f"{file}: was computed with another recipe ({difference}); choose another folder")
+        found[cell.name] = result
+    return found
+
+
+def _clear_damage(folder: Path, cell: Cell, tell: Callable[[str], None]) -> None:
+    """Make room for a cell, under its lock: say what is damaged, and remove it together with its run."""
+    file = folder / CELLS / f"{cell.name}.json"
+    if file.exists():
+        tell(f"{file}: is damaged; this cell is done again")
+        shutil.rmtree(folder / RUNS / cell.name, ignore_errors=True)
+        file.unlink()
+
+
+def _forget_failed(folder: Path, cells: list[Cell]) -> None:
+    for cell in cells:
+        lock = Lock(folder / CELLS / f"{cell.name}.lock")
+        if lock.take():
+            if any(result.error is not None for result in _look(folder, [cell]).values()):
+                shutil.rmtree(folder / RUNS / cell.name, ignore_errors=True)
+                (folder / CELLS / f"{cell.name}.json").unlink()
+            lock.release(remove=True)
+
+
+def _run(cell: Cell, folder: Path, shelf: Shelf, *, test: bool, keep_models: bool) -> Result:
+    run = folder / RUNS / cell.name
+    data = shelf.data(cell.layer, cell.recipe)
+    device = data.train.device
+    reset_peak(device)
+    error = None
+    try:
+        for _ in fit(data, run, seed=cell.seed, resume=True):
+            pass
+    except TrainingError as failure:
+        error = str(failure).replace(f"{folder}/", "")  # wherever the folder may be moved to
+    log = read_lines(run / LOG)
+    facts: dict[str, Any] = {
+        "task": data.facts.task,
+        "epochs": len(log),
+        "seconds": sum(record["seconds"]["all"] for record in log),
+        "memory": peak_memory(device),
+        "machine": machine(device),
+        "versions": versions(),
+        "commit": commit(),
+        "store": {"key": data.facts.tokens.key, "items": len(data.store)},
+    }
+    if error is not None:
+        return Result(cell, 0, {}, facts, error)
+    model = load(run / BEST, device)
+    notes = read_json(run / BEST / "model.json")
+    scores = {"validation": notes["validation"]}
+    data.train.load_state_dict({"seed": cell.seed, "epoch": 0, "step": 0})
+    scores["train"] = scores_of(data.facts.task, *predict(model, data.train))
+    batches = shelf.test(cell.layer, cell.recipe) if test else None
+    if batches is not None:
+        scores["test"] = scores_of(data.facts.task, *predict(model, batches))
+    # What is needed to go on with a run is not needed any more.
+    shutil.rmtree(run / LAST, ignore_errors=True)
+    if not keep_models:
+        shutil.rmtree(run / BEST)
+    ordered = {split: scores[split] for split in ("train", "validation", "test") if split in scores}
+    return Result(cell, model.size, ordered, {**facts, "best_epoch": notes["epoch"]})
+
+
+def line_of(result: Result) -> str:
+    """Tell a result in a line."""
+    cell = result.cell
+    where = f"{cell.label}, layer {cell.layer}, seed {cell.seed}"
+    if result.error is not None:
+        return f"{where}: failed: {result.error}"
+    name = CHOSEN_BY[result.facts["task"]]
+    parts = [f"{split} {100 * scores[name]:.2f}" for split, scores in result.scores.items()]
+    return f"{where}: {name} {', '.join(parts)}; {result.facts['seconds']:.1f} s"
