@@ -1,8 +1,8 @@
 """The fused pass compiled for the CPU by numba: samples and slices shared out over torch's threads.
 
-The threads are Python's, and the compiled loops let go of the interpreter. numba's own would be a second pool, whose
-default kind may not be entered from two threads at once and does not survive a fork; and loops without parallel
-regions compile in a fraction of the time.
+The threads are torch's own (:func:`cswe.ops._memory.share_out`), and the compiled loops let go of the interpreter.
+numba's would be a second pool, to fight with torch's for the cores; its default kind may not be entered from two
+threads at once and does not survive a fork; and loops without parallel regions compile in a fraction of the time.
 """
 
 from collections.abc import Iterator
