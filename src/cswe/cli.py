@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("cswe.tokens.commands:inspect", "say what is in a store, and check it"),
     "train": ("cswe.training.commands:train", "train a pool and a head on a store"),
     "evaluate": ("cswe.training.commands:evaluate", "say how good a model is on a store"),
+    "compare": ("cswe.training.study_commands:compare", "train many poolings with many seeds, and print tables"),
     "embed": ("cswe.training.vector_commands:embed", "turn sets into vectors"),
     "neighbors": ("cswe.training.vector_commands:neighbors", "find the nearest items of a store"),
     "explain": ("cswe.training.vector_commands:explain", "say which tokens speak for an answer"),

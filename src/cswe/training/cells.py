@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cswe.training.checkpoint import read_json, write_json
-from cswe.training.choices import WITHOUT_SLICES, parse_choices, parse_pool
+from cswe.training.choices import WITH_SLICES, parse_choices, parse_pool
 from cswe.training.errors import UserError
 from cswe.training.recipe import Recipe
 from cswe.training.recipes import EsmSize
@@ -74,7 +74,7 @@ def label_of(pool: str) -> str:
     """
     name, _, rest = pool.partition(":")
     parts = [_NAMES.get(name, name)]
-    for text in filter(None, rest.split(",")):
+    for text in rest.split(",") if rest else ():
         choice, _, value = text.partition("=")
         parts.append(_CHOICES.get(choice, choice.replace("_", " ").replace("-", " ") + " {}").format(value))
     return ", ".join(parts)
@@ -128,7 +128,7 @@ class Plan:
         cells: dict[str, Cell] = {}
         for layer in self.layers or layers:
             for pool in self.pools:
-                for slices in [None] if pool.partition(":")[0] in WITHOUT_SLICES else self.slices:
+                for slices in self.slices if pool.partition(":")[0] in WITH_SLICES else [None]:
                     recipe = self.recipe_of(pool, slices)
                     for seed in range(self.first_seed, self.first_seed + self.seeds):
                         cell = Cell(pool, layer, slices, seed, recipe)
@@ -210,18 +210,19 @@ class Result:
             if content.pop("format") != FORMAT or content.pop("version") != VERSION:
                 raise UserError(f"{file}: expected a cell of this version of cswe but got something else")
             recipe = Recipe.from_json(content.pop("recipe"))
-            cell = Cell(*(content.pop(name) for name in ("pool", "layer", "slices", "seed")), recipe)
+            pool, layer, slices, seed = (content.pop(name) for name in ("pool", "layer", "slices", "seed"))
             scores = {
                 split: {name: math.nan if value is None else value for name, value in values.items()}
                 for split, values in content.pop("scores").items()
             }
+            cell = Cell(pool, layer, slices, seed, recipe)
             return cls(cell, content.pop("size"), scores, error=content.pop("error"), facts=content)
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{file}: is damaged ({type(error).__name__}: {error})") from None
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Read all finished cells of a comparison, in the order of its plan where it is known; damaged ones are left out."""
+    """Read all finished cells of a comparison, in the order of its plan; damaged ones are left out."""
     results = []
     for file in sorted((folder / CELLS).glob("*.json")):
         try:

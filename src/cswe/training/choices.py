@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from cswe.training.errors import UserError
 from cswe.training.recipe import PoolName, Recipe
 
-# Pools without slices: one row each, whatever numbers of slices are compared.
-WITHOUT_SLICES = ("mean", "max", "cls", "attention")
+# Other pools have one row each, whatever numbers of slices are compared.
+WITH_SLICES = ("statistics", "moments", "swe", "cswe")
 
 
 def parse_choices(texts: Iterable[str]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def parse_pool(text: str) -> tuple[PoolName, dict[str, Any]]:
     for fixed in ("pool", "slices", "name"):
         if fixed in choices:
             raise UserError(f"pools: {fixed} cannot be chosen for one pool alone, in {text!r}")
-    return name, choices
+    return cast(PoolName, name), choices
 
 
 def choice_types() -> dict[str, Any]:

@@ -20,14 +20,15 @@ from cswe.training.data import TrainingData
 from cswe.training.errors import TrainingError, UserError
 from cswe.training.evaluate import predict
 from cswe.training.fit import fit
-from cswe.training.locking import Lock
+from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, read_lines
 from cswe.training.parallel import default_device
 from cswe.training.provenance import commit, machine, peak_memory, reset_peak, versions
 from cswe.training.recipe import Recipe
+from cswe.training.table import SPLITS
 from cswe.training.task import CHOSEN_BY, scores_of
 
-PLAN = "compare.json"
+PLAN, LOCK = "compare.json", "compare.lock"
 _WAIT = 0.5  # seconds between two looks at cells that others are working on
 
 
@@ -163,20 +164,16 @@ def compare(
 
 def note_plan(folder: Path, store: Path, plan: Plan, baseline: str | None) -> None:
     """Write down what is compared, for the tables, the report and whoever wants to run it again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pools = list(plan.pools)
-    if (folder / PLAN).exists():
-        # A folder may grow: pools of an earlier plan keep their place.
-        earlier = read_json(folder / PLAN)
-        pools = [*earlier["pools"], *(pool for pool in pools if pool not in earlier["pools"])]
-        baseline = baseline or earlier["baseline"]
-    content = {
-        "store": str(store),
-        "pools": pools,
-        "baseline": baseline or pools[0],
-        "command": plan.command(store, folder),
-    }
-    write_json(folder / PLAN, content)
+    with locked(folder / LOCK):
+        pools = list(plan.pools)
+        if (folder / PLAN).exists():
+            # A folder may grow: pools of an earlier plan keep their place.
+            earlier = read_json(folder / PLAN)
+            pools = [*earlier["pools"], *(pool for pool in pools if pool not in earlier["pools"])]
+            baseline = baseline or earlier["baseline"]
+        command = plan.command(store, folder)
+        content = {"store": str(store), "pools": pools, "baseline": baseline or pools[0], "command": command}
+        write_json(folder / PLAN, content)
 
 
 def _look(folder: Path, cells: list[Cell]) -> dict[str, Result]:
@@ -242,7 +239,7 @@ def _run(cell: Cell, folder: Path, shelf: Shelf, *, test: bool, keep_models: boo
         return Result(cell, 0, {}, facts, error)
     model = load(run / BEST, device)
     notes = read_json(run / BEST / "model.json")
-    scores = {"validation": notes["validation"]}
+    scores: dict[str, dict[str, float]] = {"validation": notes["validation"]}
     data.train.load_state_dict({"seed": cell.seed, "epoch": 0, "step": 0})
     scores["train"] = scores_of(data.facts.task, *predict(model, data.train))
     batches = shelf.test(cell.layer, cell.recipe) if test else None
@@ -252,7 +249,7 @@ def _run(cell: Cell, folder: Path, shelf: Shelf, *, test: bool, keep_models: boo
     shutil.rmtree(run / LAST, ignore_errors=True)
     if not keep_models:
         shutil.rmtree(run / BEST)
-    ordered = {split: scores[split] for split in ("train", "validation", "test") if split in scores}
+    ordered = {split: scores[split] for split in SPLITS if split in scores}
     return Result(cell, model.size, ordered, {**facts, "best_epoch": notes["epoch"]})
 
 

@@ -1,6 +1,7 @@
 """The command `cswe compare`."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ import tyro
 
 from cswe.training.cells import Plan, read_results
 from cswe.training.checkpoint import read_json
-from cswe.training.compare import PLAN
+from cswe.training.compare import LOCK, PLAN
 from cswe.training.compare import compare as run_comparison
 from cswe.training.errors import UserError
+from cswe.training.locking import locked
 from cswe.training.recipes import EsmSize
 from cswe.training.table import Table
 
@@ -110,7 +112,8 @@ def compare(
             helper.terminate()
             helper.wait()
     table = Table.of(read_results(out), metric, read_json(out / PLAN)["baseline"])
-    files = table.write(out)
+    with locked(out / LOCK):
+        files = table.write(out)
     print(table.markdown())
     print(f"written: {', '.join(map(str, files))}")
 
@@ -119,8 +122,6 @@ def _helper(
     plan: Plan, store: Path, out: Path, test: bool, keep_models: bool, device: str | None
 ) -> "subprocess.Popen[bytes]":
     """Start another process on the same folder."""
-    import shlex
-
     words = [sys.executable, "-m", "cswe", *shlex.split(plan.command(store, out))[1:], "--quiet"]
     words += [] if test else ["--no-test"]
     words += [] if keep_models else ["--no-keep-models"]

@@ -1,0 +1,273 @@
+"""A comparison: every cell once, whatever happens on the way; and tables that say what the cells say."""
+
+import json
+import math
+import os
+import random
+import shutil
+
+import pytest
+
+from cswe.cli import main
+from cswe.training.cells import Cell, Plan, Result, read_results
+from cswe.training.choices import flat_choices, parse_choices, parse_pool
+from cswe.training.compare import compare
+from cswe.training.errors import UserError
+from cswe.training.locking import Lock
+from cswe.training.recipe import Recipe
+from cswe.training.table import Mean, Table
+
+TINY = ["epochs=2", "batch_size=64", "points=8", "bound_batches=2"]
+PLAN = Plan(("mean", "swe", "cswe"), (2, 4), seeds=2, choices=tuple(TINY))
+COMMAND = ["--pools", *PLAN.pools, "--slices", "2", "4", "--seeds", "2", "--set", *TINY, "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def whole(digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare") / "whole"
+    told = []
+    results = compare(digits, folder, PLAN, device="cpu", tell=told.append)
+    return folder, results, told
+
+
+def made(accuracies, *, layer=0, error=None):
+    """Results with these accuracies: {(pool, slices): [one a seed]}."""
+    results = []
+    for (pool, slices), values in accuracies.items():
+        for seed, value in enumerate(values):
+            scores = {split: {"top1": value, "top5": 1.0} for split in ("train", "validation", "test")}
+            cell = Cell(pool, layer, slices, seed, Recipe())
+            results.append(Result(cell, 8, {} if error else scores, {"task": "classification"}, error))
+    return results
+
+
+def stamps(folder):
+    """What changes when a cell is trained or written again."""
+    return {
+        file: (file.stat().st_mtime_ns, file.stat().st_ino)
+        for name in (path.stem for path in (folder / "cells").glob("*.json"))
+        for file in (folder / "cells" / f"{name}.json", folder / "runs" / name / "log.jsonl")
+    }
+
+
+def numbers(results):
+    return {result.cell.name: (result.scores, result.size) for result in results}
+
+
+def test_every_cell_is_there_and_says_what_it_was_made_with(whole):
+    folder, results, told = whole
+    assert len(results) == 2 + 4 + 4
+    assert len(told) == 10
+    assert {result.cell.slices for result in results if result.cell.pool == "mean"} == {None}
+    for result in results:
+        assert set(result.scores) == {"train", "validation", "test"}
+        content = json.loads((folder / "cells" / f"{result.cell.name}.json").read_text())
+        assert content["versions"]["torch"]
+        assert content["memory"]["bytes"] > 0
+        assert content["seconds"] > 0
+        assert Recipe.from_json(content["recipe"]).optimization.epochs == 2
+    assert numbers(read_results(folder)) == numbers(results)
+    assert not list(folder.glob("cells/*.lock"))
+    assert not list(folder.glob("runs/*/last"))
+
+
+def test_a_second_time_nothing_is_trained(whole, digits):
+    folder, results, _ = whole
+    before, told = stamps(folder), []
+    again = compare(digits, folder, PLAN, device="cpu", tell=told.append)
+    assert told == ["10 of 10 cells are there already"]
+    assert stamps(folder) == before
+    assert numbers(again) == numbers(results)
+
+
+def test_killed_at_any_moment_nothing_is_lost_and_nothing_done_twice(server, whole, digits, tmp_path):
+    _, results, _ = whole
+    answer = server.run("compare", digits, "--out", tmp_path / "timed", *COMMAND)
+    assert answer["codes"] == [0], answer["said"]
+    chance, kills, saved = random.Random(1), 0, 0
+    for number in range(12):
+        folder, kept = tmp_path / f"killed {number}", []
+        for _ in range(2):
+            moment = chance.uniform(0.2, 0.9) * answer["seconds"]
+            if server.run("compare", digits, "--out", folder, *COMMAND, after=moment)["codes"] == [-9]:
+                kept.append(stamps(folder))
+        done = server.run("compare", digits, "--out", folder, *COMMAND)
+        assert done["codes"] == [0], done["said"]
+        after = stamps(folder)
+        for before in kept:
+            assert {file: after[file] for file in before} == before, "a finished cell was done again"
+        assert numbers(read_results(folder)) == numbers(results)
+        kills, saved = kills + len(kept), saved + sum(map(len, kept))
+        if kills >= 4 and saved:
+            break
+    assert kills >= 4
+    assert saved, "some cell should have been finished before a kill"
+
+
+def test_two_processes_share_a_folder(server, whole, digits, tmp_path):
+    _, results, _ = whole
+    folder = tmp_path / "shared"
+    answer = server.run("compare", digits, "--out", folder, *COMMAND, environments=({}, {}))
+    assert answer["codes"] == [0, 0], answer["said"]
+    assert numbers(read_results(folder)) == numbers(results)
+
+
+def test_a_held_cell_is_waited_for_and_taken_over_when_its_holder_is_gone(whole, digits, tmp_path, monkeypatch):
+    folder, results, _ = whole
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    name = results[0].cell.name
+    (copy / "cells" / f"{name}.json").unlink()
+    lock = Lock(copy / "cells" / f"{name}.lock")
+    assert lock.take()
+    told = []
+    monkeypatch.setattr("cswe.training.compare.sleep", lambda seconds: lock.release())
+    assert numbers(compare(digits, copy, PLAN, device="cpu", tell=told.append)) == numbers(results)
+    assert any("other processes" in line for line in told)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": "cswe-cell", "version": 1}'])
+def test_a_damaged_cell_is_said_and_done_again(whole, digits, tmp_path, damage):
+    folder, results, _ = whole
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    file = copy / "cells" / f"{results[0].cell.name}.json"
+    file.write_text(damage)
+    before, told = stamps(copy), []
+    assert numbers(compare(digits, copy, PLAN, device="cpu", tell=told.append)) == numbers(results)
+    assert any("is damaged" in line and file.name in line for line in told)
+    changed = {path for path, stamp in stamps(copy).items() if before[path] != stamp}
+    assert {path.name for path in changed} == {file.name, "log.jsonl"}
+
+
+def test_another_recipe_in_the_same_folder_is_refused(whole, digits, capsys):
+    folder, _, _ = whole
+    assert main(["compare", str(digits), "--out", str(folder), *COMMAND, "--set", "epochs=3"]) == 2
+    error = capsys.readouterr().err
+    assert "epochs: 2 there, 3 now" in error
+    assert "Traceback" not in error
+
+
+def test_a_failed_run_is_said_in_the_table_and_can_be_tried_again(digits, tmp_path):
+    plan = Plan(("cswe",), (2,), seeds=2, choices=(*TINY, "bound=0.1", "dual_limit=1e-9"))
+    results = compare(digits, tmp_path / "study", plan, device="cpu")
+    assert all("ran away" in (result.error or "") for result in results)
+    assert "2 of 2 runs failed" in Table.of(read_results(tmp_path / "study")).markdown()
+    told = []
+    compare(digits, tmp_path / "study", plan, device="cpu", tell=told.append)
+    assert told == ["2 of 2 cells are there already"]
+    compare(digits, tmp_path / "study", plan, device="cpu", tell=told.append, retry=True)
+    assert len(told) == 3
+
+
+def test_layers_and_pools_of_the_store_are_checked_before_anything_is_trained(digits, tmp_path, make_store):
+    with pytest.raises(UserError, match="CLS vectors"):
+        compare(digits, tmp_path / "a", Plan(("mean", "cls")), device="cpu")
+    with pytest.raises(UserError, match="layers: expected some of"):
+        compare(digits, tmp_path / "b", Plan(("mean",), layers=(12,)), device="cpu")
+    with pytest.raises(UserError, match="baseline"):
+        compare(digits, tmp_path / "c", Plan(("mean",)), device="cpu", baseline="swe")
+    assert not list(tmp_path.glob("*/cells/*"))
+    store = make_store(tmp_path / "store", [n % 3 for n in range(60)], cls=True)
+    results = compare(store.path, tmp_path / "d", Plan(("cls", "max"), seeds=1, choices=tuple(TINY)), device="cpu")
+    assert [result.size for result in results] == [3, 3]
+
+
+def test_the_command_prints_and_writes_tables(whole, digits, tmp_path, capsys):
+    folder, _, _ = whole
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    assert main(["compare", str(digits), "--out", str(copy), *COMMAND, "--baseline", "swe", "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("| GAP", "| C-SWE", "Train", "Validation", "Test", "against SWE", "table.csv"):
+        assert word in printed
+    assert (copy / "table.md").read_text() in printed
+    lines = (copy / "table.csv").read_text().splitlines()
+    assert lines[0].startswith("pool,layer,slices,size,split,metric,mean,std,seeds")
+    assert len(lines) == 1 + 5 * 3 * 4
+    assert len((copy / "differences.csv").read_text().splitlines()) == 1 + 3 * 2
+    assert json.loads((copy / "compare.json").read_text())["command"].startswith("cswe compare ")
+
+
+def test_more_jobs_give_the_same_table(whole, digits, tmp_path, monkeypatch):
+    _, results, _ = whole
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["compare", str(digits), "--out", str(tmp_path / "two"), *COMMAND, "--jobs", "2", "--quiet"]) == 0
+    assert numbers(read_results(tmp_path / "two")) == numbers(results)
+
+
+def test_means_and_paired_differences_are_right():
+    table = Table.of(made({("mean", None): [0.5, 0.6, 0.7], ("swe", 4): [0.6, 0.6, 0.9], ("swe", 16): [0.7, 0.8, 0.9]}))
+    mean = table.rows[1].mean("test", "top1")
+    assert mean.mean == pytest.approx(0.7)
+    assert mean.std == pytest.approx(math.sqrt((0.01 + 0.01 + 0.04) / 2))
+    assert mean.text() == "70.00 (17.32)"
+    first, second = table.differences()
+    assert first.mean.mean == pytest.approx(0.1)  # of 0.1, 0.0, 0.2
+    assert first.mean.error == pytest.approx(0.1 / math.sqrt(3))
+    assert not first.clear
+    assert second.mean.mean == pytest.approx(0.2)
+    assert second.clear
+    against = table.differences(baseline="swe")
+    assert [entry.row.pool for entry in against] == []  # mean has no slices, so no row of swe to be compared with
+    assert "+20.00 (0.00)" in table.markdown()
+
+
+def test_what_is_missing_or_no_number_is_shown_as_such():
+    results = made({("swe", 4): [math.nan, 0.5]}) + made({("mean", None): [0.5]}, error="the loss became nan")
+    text = Table.of(results).markdown()
+    assert "nan" in text
+    assert "1 of 1 runs failed" in text
+    assert Mean.of([0.25]).text() == "25.00"
+    assert Mean.of([]).text() == "–"
+    assert Table.of([]).markdown()
+
+
+def test_layers_stand_side_by_side():
+    results = made({("mean", None): [0.4, 0.5]}, layer=6) + made({("mean", None): [0.6, 0.7]}, layer=12)
+    lines = Table.of(results).markdown().splitlines()
+    assert "Layer 6: test" in lines[2]
+    assert "Layer 12: test" in lines[2]
+    assert lines[4].count("45.00 (7.07)") == 3
+    assert lines[4].count("65.00 (7.07)") == 3
+
+
+def test_nan_travels_through_a_file(tmp_path):
+    result = made({("swe", 4): [math.nan]})[0]
+    result.write(tmp_path / "cell.json")
+    assert "NaN" not in (tmp_path / "cell.json").read_text()
+    assert math.isnan(Result.read(tmp_path / "cell.json").scores["test"]["top1"])
+
+
+def test_choices_have_the_recipe_s_types():
+    assert parse_choices(["bound=5", "slack-weight=none", "train_slices=no"]) == {
+        "bound": 5.0,
+        "slack_weight": None,
+        "train_slices": False,
+    }
+    for wrong in ("lr", "speed=3", "epochs=many", "train_slices=perhaps"):
+        with pytest.raises(UserError):
+            parse_choices([wrong])
+    for wrong in ("swee", "swe:slices=3", "swe:speed=3"):
+        with pytest.raises(UserError):
+            parse_pool(wrong)
+    with pytest.raises(UserError, match="order"):
+        Plan(("swe:order=up",)).cells([0])
+    choices = flat_choices(Plan(("cswe:bound=3",), (64,), recipe="points").cells([0])[0].recipe)
+    assert (choices["batch_size"], choices["bound"]) == (64, 3.0)
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    if not hasattr(os, "fork"):
+        pytest.skip("needs os.fork")
+    file = tmp_path / "lock"
+    pid = os.fork()
+    if pid == 0:
+        Lock(file).take()
+        os.kill(os.getpid(), 9)
+    os.waitpid(pid, 0)
+    assert file.exists()
+    lock = Lock(file)
+    assert lock.take()
+    lock.release(remove=True)
+    assert not file.exists()
