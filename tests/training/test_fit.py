@@ -169,7 +169,7 @@ def test_a_skipped_step_leaves_weights_and_multipliers_alone(classes, tmp_path):
         state.scaler.scale(loss * 1e-3).backward()
         if overflow:
             state.model.pool.slicer.weight.grad.fill_(float("inf"))
-        skipped = _step(state, clip=None)
+        skipped = _step(state, None, tmp_path)
         _move_duals(state, tmp_path, skipped=skipped, look=True)
         assert skipped == overflow
         assert state.duals.steps == steps + (not overflow)

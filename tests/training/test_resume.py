@@ -14,7 +14,7 @@ from cswe.training.checkpoint import existing, replace_folder
 
 
 def test_killed_at_twenty_moments_and_resumed_is_the_run_that_was_not(server, digits, content, tmp_path, full):
-    whole = tmp_path / "whole"
+    whole, full = tmp_path / "whole", [*full, "--epochs", "2"]
     answer = server.run("train", digits, "--out", whole, *full)
     assert answer["codes"] == [0], answer["said"]
     seconds, expected = answer["seconds"], content(whole)

@@ -120,7 +120,7 @@ def fit(
             if look:
                 _check_loss(loss, total, run, progress.epoch, progress.step, rate)
             ranks.average(parameter.grad for parameter in model.parameters())
-            skipped = _step(state, choice.clip)
+            skipped = _step(state, choice.clip, run)
             if duals is not None:
                 _move_duals(state, run, skipped=skipped, look=look)
             progress.add("loss", loss * len(batch))
@@ -161,14 +161,19 @@ def fit(
         yield record
 
 
-def _step(state: State, clip: float | None) -> bool:
+def _step(state: State, clip: float | None, run: Path) -> bool:
     """Move the weights; return whether the step was skipped because half precision overflowed."""
     optimizer, scaler = state.optimizer, state.scaler
     if clip is not None:
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
     scale = scaler.get_scale()
-    scaler.step(optimizer)
+    try:
+        scaler.step(optimizer)
+    except RuntimeError as error:  # torch's words for a rate that float32 cannot hold
+        if "overflow" not in str(error):
+            raise
+        raise TrainingError(f"the weights ran away ({error}). {_kept(run)}; lower --lr") from None
     scaler.update()
     optimizer.zero_grad()
     return scaler.get_scale() < scale

@@ -13,7 +13,7 @@ from cswe.training.errors import UserError
 
 Block = npt.NDArray[np.float32]
 SUFFIXES = (".npy", ".parquet", ".h5")
-_ROWS = 4096  # rows of a row group or chunk
+_BLOCK = 2**22  # bytes of a row group or chunk
 
 
 class VectorWriter(Protocol):
@@ -61,6 +61,10 @@ def ids_file(file: Path) -> Path:
     return file.with_suffix(".ids.txt")
 
 
+def _rows(size: int) -> int:
+    return max(1, _BLOCK // (4 * size))
+
+
 class NpyWriter:
     """A float32 array ``(n, size)``, and a text file with an id a line.
 
@@ -103,13 +107,13 @@ class ParquetWriter:
         vector = self._arrow.list_(self._arrow.float32(), size)
         self._schema = self._arrow.schema([("id", self._arrow.string()), ("vector", vector)])
         self._writer: Any = parquet.ParquetWriter(str(file), self._schema)
-        self._size = size
+        self._size, self._rows = size, _rows(size)
         self._waiting: list[tuple[Block, list[str]]] = []
 
     def write(self, vectors: Block, ids: list[str]) -> None:
         """Append some rows."""
         self._waiting.append((vectors, ids))
-        if sum(len(names) for _, names in self._waiting) >= _ROWS:
+        if sum(len(names) for _, names in self._waiting) >= self._rows:
             self._flush()
 
     def _flush(self) -> None:
@@ -135,11 +139,11 @@ class H5Writer:
     def __init__(self, file: Path, size: int) -> None:
         h5py = require("h5py", "data")
         self._file: Any = h5py.File(file, "w")
-        rows = max(1, min(_ROWS, 2**22 // (4 * size)))
+        rows = _rows(size)
         self._vectors = self._file.create_dataset(
             "vectors", (0, size), "f4", maxshape=(None, size), chunks=(rows, size)
         )
-        self._ids = self._file.create_dataset("ids", (0,), h5py.string_dtype(), maxshape=(None,), chunks=(_ROWS,))
+        self._ids = self._file.create_dataset("ids", (0,), h5py.string_dtype(), maxshape=(None,), chunks=(1024,))
 
     def write(self, vectors: Block, ids: list[str]) -> None:
         """Append some rows."""

@@ -1,0 +1,172 @@
+"""What goes wrong is told in a line that says what to do; the last good checkpoint stays; the exit code is right."""
+
+import json
+
+import pytest
+import torch
+
+import cswe
+from cswe.cli import COMMANDS, main
+from cswe.tokens import Item, TokenStore
+from cswe.training import TrainingError, UserError
+from cswe.training.checkpoint import LAST, load
+
+OPTIONAL = {
+    "numba", "transformers", "PIL", "h5py", "pandas", "pyarrow", "sklearn", "accelerate", "optuna",
+    "tensorboard", "matplotlib",
+}  # fmt: skip
+
+
+def error_of(capsys, code, *arguments):
+    capsys.readouterr()
+    assert main(list(map(str, arguments))) == code
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+def test_nan_loss(digits, tiny, tmp_path, capsys):
+    run = tmp_path / "run"
+    explode = ["--schedule", "step", "--schedule-every", "1", "--schedule-factor", "1e30", "--head", "mlp"]
+    said = error_of(capsys, 1, "train", digits, "--out", run, *tiny, *explode, "--pool", "mean")
+    assert "loss became" in said
+    assert "in epoch 2" in said
+    assert f"The last good checkpoint is {run / LAST}" in said
+    assert "lower --lr" in said
+    assert json.loads((run / LAST / "model.json").read_text())["epoch"] == 1
+    assert all(bool(torch.isfinite(value).all()) for value in cswe.load(run / LAST).state_dict().values())
+
+
+def test_a_rate_beyond_all_numbers(digits, tiny, tmp_path, capsys):
+    said = error_of(capsys, 1, "train", digits, "--out", tmp_path / "run", *tiny, "--pool", "mean", "--lr", "1e300")
+    assert "the weights ran away" in said
+
+
+def test_a_multiplier_that_runs_away(digits, tiny, tmp_path, capsys):
+    run = tmp_path / "run"
+    bound = ["--bound", "0.01", "--bound-scale", "absolute", "--slack-weight", "None"]
+    away = ["--dual-lr", "5", "--dual-limit", "20", "--lr", "1e-6"]
+    said = error_of(capsys, 1, "train", digits, "--out", run, *tiny, *bound, *away)
+    assert "the multiplier of slice" in said
+    assert "ran away" in said
+    assert "raise --bound" in said
+    assert "no checkpoint yet" in said or str(run / LAST) in said
+
+
+def test_a_bound_that_cannot_be_met(digits, tiny, tmp_path, capsys):
+    bound = ["--bound", "0.01", "--bound-scale", "absolute", "--slack-weight", "None", "--patience", "4"]
+    still = ["--lr", "1e-6", "--dual-lr", "1e-3"]
+    said = error_of(capsys, 0, "train", digits, "--out", tmp_path / "run", *tiny, *bound, *still)
+    assert "warning: the bound of constraint 'swgg' may be out of reach" in said
+    assert "a larger bound" in said
+    said = error_of(capsys, 2, "train", digits, "--out", tmp_path / "other", *tiny, "--bound", "-1")
+    assert said == "cswe train: bound: expected more than 0 but got -1\n"
+
+
+def test_a_class_missing_from_validation(make_store, tiny, tmp_path, capsys):
+    labels = [2 if n % 4 == 0 else (n // 4) % 2 for n in range(40)]  # class 2 falls into training alone
+    store = make_store(tmp_path / "store", labels, classes=["a", "b", "rare"])
+    said = error_of(capsys, 0, "train", store.path, "--out", tmp_path / "run", *tiny, "--pool", "mean")
+    assert "warning: no item of class 'rare' is in validation" in said
+
+
+def test_a_store_of_another_width(trained, make_store, tmp_path, capsys):
+    other = make_store(tmp_path / "store", [0, 1] * 8, dim=5, classes=["a", "b"])
+    for command in (["evaluate"], ["embed", "--out", tmp_path / "v.npy"], ["neighbors", "--query", "0"]):
+        said = error_of(capsys, 2, command[0], trained, other.path, *command[1:])
+        assert "expected tokens of dimension 2, as the model was trained on, but got 5" in said
+        assert "identity" in said
+    with pytest.raises(UserError, match="expected tokens of dimension 2"):
+        cswe.load(trained).embed(torch.randn(2, 4, 5))
+
+
+def test_labels_out_of_range(make_store, tiny, tmp_path, capsys, monkeypatch):
+    store = make_store(tmp_path / "store", [n % 3 for n in range(36)], dim=2)  # classes without names
+    assert main(["train", str(store.path), "--out", str(tmp_path / "run"), *tiny, "--pool", "mean"]) == 0
+    more = make_store(tmp_path / "more", [n % 5 for n in range(36)], dim=2)
+    said = error_of(capsys, 2, "evaluate", tmp_path / "run", more.path)
+    assert "expected class numbers from 0 to 2 but got 3 for item 'item 3'" in said
+    named = make_store(tmp_path / "named", [n % 3 for n in range(36)], dim=2, classes=["a", "b", "c"])
+    wrong = named.labels.clone()
+    wrong[4] = 7
+    monkeypatch.setattr(TokenStore, "labels", wrong)
+    said = error_of(capsys, 2, "train", named.path, "--out", tmp_path / "other", *tiny)
+    assert "expected class numbers from 0 to 2 but got 7 for item 'item 4'" in said
+
+
+def test_labels_of_another_kind_or_none(trained, make_store, tiny, tmp_path, capsys):
+    items = [Item(torch.randn(3, 2), id=str(number), weights=torch.ones(3)) for number in range(8)]
+    bare = TokenStore.create(tmp_path / "bare", items)
+    assert "expected labels to learn from" in error_of(capsys, 2, "train", bare.path, "--out", tmp_path / "run", *tiny)
+    assert "expected labels of kind 'class', as in training, but got 'none'" in error_of(
+        capsys, 2, "evaluate", trained, bare.path
+    )
+    real = make_store(tmp_path / "real", [[0.5]] * 8, kind="real", dim=2)
+    assert "has no token weights" in error_of(capsys, 2, "evaluate", trained, real.path)
+
+
+def test_control_c(server, digits, tiny, tmp_path):
+    run = tmp_path / "run"
+    long = [*tiny, "--epochs", "100000", "--pool", "mean"]
+    answer = server.run("train", digits, "--out", run, *long, when=run / "log.jsonl", after=0.2, signal="INT")
+    assert answer["codes"] == [130]
+    (said,) = answer["said"]
+    assert f"cswe train: stopped; {run / LAST} has epoch" in said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    load(run)
+
+
+def test_other_wrong_uses(trained, digits, tiny, tmp_path, capsys):
+    train = ["train", digits, "--out", tmp_path / "run"]
+    assert "expected one of digits, images" in error_of(capsys, 2, *train, "--recipe", "imges")
+    assert "expected CLS vectors but" in error_of(capsys, 2, *train, *tiny, "--pool", "cls")
+    assert "seeds: expected at least 1" in error_of(capsys, 2, *train, *tiny, "--seeds", "0")
+    assert "no manifest.json" in error_of(capsys, 1, "train", tmp_path / "nowhere", "--out", tmp_path / "run", *tiny)
+    assert "found no model.json" in error_of(capsys, 2, "evaluate", tmp_path, digits)
+    assert "split: expected one of" in error_of(capsys, 2, "evaluate", trained, digits, "--split", "holdout")
+    said = error_of(capsys, 2, "embed", trained, digits, "--out", tmp_path / "v.txt", "--quiet")
+    assert "ends in .npy, .parquet, .h5 but got 'v.txt'" in said
+    assert "item: expected an id" in error_of(
+        capsys, 2, "explain", trained, digits, "--item", "none", "--out", tmp_path / "x.csv"
+    )
+    assert "slice: expected a number below 4" in error_of(
+        capsys, 2, "explain", trained, digits, "--item", "0", "--slice", "9", "--out", tmp_path / "x.csv"
+    )
+    assert "label: expected one of 0, 1" in error_of(
+        capsys, 2, "explain", trained, digits, "--item", "0", "--label", "x", "--out", tmp_path / "x.csv"
+    )
+    with pytest.raises(SystemExit) as stop:
+        main(["train", str(digits), "--out", str(tmp_path / "run"), "--pool", "median"])
+    assert stop.value.code == 2
+
+
+def test_damaged_checkpoints_are_named(trained, tmp_path, capsys, digits):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    weights = copy / "best" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    assert f"{weights}: is damaged" in error_of(capsys, 2, "evaluate", copy, digits)
+    (copy / "best" / "model.json").write_text("{")
+    assert "model.json: is damaged" in error_of(capsys, 2, "evaluate", copy, digits)
+
+
+def test_errors_have_their_kinds():
+    assert issubclass(UserError, ValueError)
+    assert issubclass(TrainingError, RuntimeError)
+
+
+def test_every_command_has_help_with_an_example(capsys):
+    for name in ("train", "evaluate", "embed", "neighbors", "explain"):
+        assert name in COMMANDS
+        with pytest.raises(SystemExit) as stop:
+            main([name, "--help"])
+        assert stop.value.code in (0, None)
+        told = " ".join(capsys.readouterr().out.split())
+        assert f"Example: cswe {name}" in told
+
+
+def test_the_training_room_needs_hard_dependencies_alone(server):
+    assert not server.modules & OPTIONAL

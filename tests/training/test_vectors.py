@@ -1,0 +1,192 @@
+"""Embedding, neighbours and explanations, from Python and from the command line."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import cswe
+from cswe.cli import main
+from cswe.tokens import Item, TokenStore
+from cswe.training.embed import embed
+from cswe.training.inputs import StoreInput, open_input
+from cswe.training.model import Facts, Model
+from cswe.training.neighbors import nearest
+from cswe.training.recipes import recipe
+
+
+def anonymous_memory():
+    """Bytes of this process that belong to no file: memory-mapped shards do not count."""
+    with open("/proc/self/status") as stream:
+        lines = dict(line.split(":", 1) for line in stream)
+    return int(lines["RssAnon"].split()[0]) * 1024
+
+
+@pytest.fixture(scope="module")
+def vectors(trained, digits, tmp_path_factory):
+    out = tmp_path_factory.mktemp("vectors") / "vectors.npy"
+    assert main(["embed", str(trained), str(digits), "--out", str(out), "--quiet"]) == 0
+    return np.load(out)
+
+
+def test_vectors_are_those_of_the_model(trained, digits, vectors):
+    model, store = cswe.load(trained), TokenStore(digits)
+    assert vectors.shape == (240, model.size) == (240, 16)
+    assert vectors.dtype == np.float32
+    for index in (0, 100, 239):
+        item = store[index]
+        one = model.embed(item.tokens.float()[None], weights=item.weights[None]).detach()[0]
+        np.testing.assert_allclose(vectors[index], one, rtol=1e-4, atol=1e-5)
+
+
+def test_every_format_holds_the_same(trained, digits, vectors, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra 'data'")
+    h5py = pytest.importorskip("h5py", reason="needs the extra 'data'")
+    ids = TokenStore(digits).ids
+    for suffix in ("parquet", "h5", "npy"):
+        out = tmp_path / f"vectors.{suffix}"
+        assert main(["embed", str(trained), str(digits), "--out", str(out), "--quiet"]) == 0
+    assert (tmp_path / "vectors.ids.txt").read_text().splitlines() == ids
+    table = pq.read_table(tmp_path / "vectors.parquet")
+    assert table["id"].to_pylist() == ids
+    assert np.array_equal(np.array(table["vector"].to_pylist(), dtype=np.float32), vectors)
+    with h5py.File(tmp_path / "vectors.h5") as file:
+        assert np.array_equal(file["vectors"][:], vectors)
+        assert [name.decode() for name in file["ids"][:]] == ids
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "vectors.h5",
+        "vectors.ids.txt",
+        "vectors.npy",
+        "vectors.parquet",
+    ]
+
+
+def test_a_split_alone(trained, digits, vectors, tmp_path):
+    out = tmp_path / "test.npy"
+    assert main(["embed", str(trained), str(digits), "--split", "test", "--out", str(out), "--quiet"]) == 0
+    np.testing.assert_allclose(np.load(out), vectors[TokenStore(digits).split("test")], rtol=1e-4, atol=1e-5)
+
+
+def test_raw_input_gives_what_extract_and_embed_give(trained, tmp_path):
+    """All 1,797 digits, while the model saw 240: groups and batches of an extraction end elsewhere than its shards."""
+    pytest.importorskip("sklearn", reason="needs the extra 'data'")
+    store = tmp_path / "store"
+    assert main(["extract", "--out", str(store), "--quiet", "--shard-mib", "0.05"]) == 0
+    for source, out in ((str(store), "stored.npy"), ("digits", "raw.npy")):
+        arguments = ["--out", str(tmp_path / out), "--batch-size", "100", "--quiet"]
+        assert main(["embed", str(trained), source, *arguments]) == 0
+    stored, raw = np.load(tmp_path / "stored.npy"), np.load(tmp_path / "raw.npy")
+    assert np.array_equal(stored, raw)
+    assert (tmp_path / "raw.ids.txt").read_text() == (tmp_path / "stored.ids.txt").read_text()
+
+
+def test_an_interrupted_embedding_leaves_no_half_file(trained, digits, tmp_path):
+    model = cswe.load(trained)
+
+    class Broken(StoreInput):
+        def batches(self, batch_size, device):
+            yield from list(super().batches(batch_size, device))[:2]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        embed(model, Broken(TokenStore(digits)), tmp_path / "vectors.npy", batch_size=50)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", ["npy", "parquet", "h5"])
+def test_memory_is_flat_while_input_grows_tenfold(tmp_path, suffix):
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow", reason="needs the extra 'data'")
+    if suffix == "h5":
+        pytest.importorskip("h5py", reason="needs the extra 'data'")
+    generator = torch.Generator().manual_seed(0)
+
+    def items(count):
+        for number in range(count):
+            yield Item(torch.randn(4, 8, generator=generator), id=f"{number}", label=0)
+
+    stores = {
+        count: TokenStore.create(tmp_path / str(count), items(count), classes=["a"], shard_bytes=2**17)
+        for count in (1_200, 12_000)
+    }
+    model = Model(Facts(recipe("digits", slices=256).with_(pool="moments"), stores[1_200].spec, 0, 1))
+    peaks = {}
+    for count, store in [(1_200, stores[1_200]), *stores.items()]:  # the first one warms up
+        peak = 0
+
+        class Watched(StoreInput):
+            def batches(self, batch_size, device):
+                nonlocal peak
+                for batch in super().batches(batch_size, device):
+                    peak = max(peak, anonymous_memory())
+                    yield batch
+
+        assert embed(model, Watched(store), tmp_path / f"out.{suffix}") == count
+        peaks[count] = peak
+    # All vectors are 12,000 · 1,024 · 4 bytes = 49 MB, all tokens 0.8 MB.
+    assert peaks[12_000] - peaks[1_200] < 15e6
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_neighbours_are_exact(metric):
+    sklearn = pytest.importorskip("sklearn.neighbors", reason="needs the extra 'data'")
+    vectors = torch.randn(203, 9, generator=torch.Generator().manual_seed(0))
+    queries = vectors[::20]
+    search = sklearn.NearestNeighbors(n_neighbors=7, metric=metric, algorithm="brute").fit(vectors)
+    expected, places = search.kneighbors(queries)
+    for size in (1, 10, 203):
+        distances, found = nearest(queries, vectors.split(size), 7, metric)
+        assert np.array_equal(found, places)
+        np.testing.assert_allclose(distances, expected, atol=1e-6)
+    _, found = nearest(queries, vectors.split(10), 6, metric, skip=torch.arange(0, 203, 20))
+    assert np.array_equal(found, places[:, 1:])
+
+
+def test_equal_distances_come_in_order_and_few_vectors_are_enough():
+    vectors = torch.ones(5, 3)
+    _, found = nearest(torch.ones(2, 3), vectors.split(2), 3)
+    assert found.tolist() == [[0, 1, 2]] * 2
+    assert nearest(torch.ones(1, 3), vectors.split(2), 9, skip=torch.tensor([2]))[1].tolist() == [[0, 1, 3, 4]]
+
+
+def test_neighbours_from_the_command_line(trained, digits, vectors, capsys):
+    arguments = ["neighbors", str(trained), str(digits), "--query", "digit-0004", "7", "--k", "3"]
+    assert main([*arguments, "--metric", "euclidean", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    distances = np.linalg.norm(vectors - vectors[4], axis=1)
+    expected = [f"digit-{place:04d}" for place in np.argsort(distances)[1:4]]
+    assert [row["id"] for row in told["digit-0004"]] == expected
+    assert told["digit-0007"][0]["label"] in {str(n) for n in range(10)}
+    assert main([*arguments, "--split", "test"]) == 0
+    assert "digit-0004\n" in capsys.readouterr().out
+
+
+def test_explanations_of_a_point_set(trained, digits, tmp_path, capsys):
+    model = cswe.load(trained)
+    for source in ("digits", str(digits)):
+        out = tmp_path / "four.csv"
+        assert main(["explain", str(trained), source, "--item", "digit-0004", "--label", "4", "--out", str(out)]) == 0
+        with out.open() as stream:
+            rows = list(csv.DictReader(stream))
+        assert set(rows[0]) == {"position", "x", "y", "share"}
+        item = TokenStore(digits)[4]
+        logit = model(item.tokens.float()[None], weights=item.weights[None])[0, 4] - model.head.bias[4]
+        assert sum(float(row["share"]) for row in rows) == pytest.approx(float(logit.detach()), abs=1e-3)
+    assert "the evidence for '4'" in capsys.readouterr().out
+    ply = tmp_path / "four.ply"
+    assert main(["explain", str(trained), "digits", "--item", "4", "--slice", "1", "--out", str(ply)]) == 0
+    lines = ply.read_text().splitlines()
+    assert lines[0] == "ply"
+    assert f"element vertex {len(rows)}" in lines
+    assert len(lines) == lines.index("end_header") + 1 + len(rows)
+    assert main(["explain", str(trained), "digits", "--item", "4", "--out", str(tmp_path / "four.png")]) == 2
+    assert "expected images" in capsys.readouterr().err
+
+
+def test_input_like_the_training_set_is_asked_for(trained, tmp_path):
+    facts = cswe.load(trained).facts
+    np.savez(tmp_path / "sets.npz", points=np.zeros((3, 4, 2), dtype=np.float32))
+    with pytest.raises(ValueError, match="which had weights"):
+        open_input(tmp_path / "sets.npz", facts)
