@@ -9,7 +9,7 @@ import torch
 
 from cswe.cli import main
 from cswe.tokens import TokenStore
-from cswe.training import TrainingData, fit, recipe
+from cswe.training import TrainingData, UserError, fit, recipe
 from cswe.training.checkpoint import existing, replace_folder
 
 
@@ -97,6 +97,24 @@ def test_another_recipe_seed_or_store_is_refused(trained, digits, make_store, tm
     (tmp_path / "full" / "thesis.tex").write_text("do not touch")
     assert main(["train", str(digits), "--out", str(tmp_path / "full"), *tiny]) == 2
     assert "expected an empty folder" in capsys.readouterr().err
+
+
+def test_one_process_at_a_time(digits, tmp_path):
+    chosen = recipe("digits").with_(pool="mean", epochs=2)
+    data = TrainingData.open(TokenStore(digits), chosen, torch.device("cpu"))
+    first = fit(data, tmp_path / "run")
+    next(first)
+    with pytest.raises(UserError, match="another process is training there"):
+        next(fit(data, tmp_path / "run", resume=True))
+    first.close()
+    assert len(list(fit(data, tmp_path / "run", resume=True))) == 1
+    assert not (tmp_path / "run" / "lock").exists()
+
+
+def test_killed_before_the_recipe_was_written(digits, tmp_path, tiny):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json.partial").write_text("{")
+    assert main(["train", str(digits), "--out", str(tmp_path / "run"), "--resume", *tiny]) == 0
 
 
 def test_a_folder_is_there_whole_at_every_moment(tmp_path):

@@ -55,14 +55,17 @@ def evaluate(
     return {"items": len(items), **scores_of(model.facts.task, outputs, labels)}
 
 
+_SWGG_ITEMS = 256
+
+
 @torch.no_grad()
 def exact_swgg(model: Model, batches: Batches) -> list[float] | None:
-    """Return the exact SWGG dissimilarity of every slice on the first batch; None for pools without a reference."""
+    """Return the exact SWGG dissimilarity of every slice on the first items; None for pools without a reference."""
     pool = model.pool
     if not isinstance(pool, SWEPool) or pool.reference is None:
         return None
-    first = batches.store.batches(batches.batch_size, indices=batches.items[: batches.batch_size], shuffle=False)
-    batch = next(iter(first)).to(batches.device, batches.dtype)
+    items = batches.items[:_SWGG_ITEMS]
+    batch = next(iter(batches.store.batches(len(items), indices=items, shuffle=False))).to(batches.device)
     masses = batch.weights if model.facts.recipe.bounding.weighted_bound else None
     values: list[float] = SWGGBound(pool, bound=1.0).hard(batch.tokens, batch.mask, masses).tolist()
     return values

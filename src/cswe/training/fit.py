@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from cswe.training.clock import Clock
 from cswe.training.data import TrainingData
 from cswe.training.errors import TrainingError
 from cswe.training.evaluate import exact_swgg, predict
-from cswe.training.folder import begin
+from cswe.training.folder import begin, claimed
 from cswe.training.logging import LOG, JsonLines, Logger, Record
+from cswe.training.model import Facts
 from cswe.training.optim import set_rate
 from cswe.training.parallel import Ranks
 from cswe.training.randomness import generator_for
@@ -65,25 +67,33 @@ def fit(
         ``slack`` and ``dual`` per slice.
     """
     facts = replace(data.facts, seed=seed)
-    recipe, device = facts.recipe, data.train.device
-    choice, regular = recipe.optimization, recipe.regularization
-    ranks = Ranks.join(device)
+    ranks = Ranks.join(data.train.device)
     if ranks.first:
         begin(run, facts, resume=resume)
+    with claimed(run) if ranks.first else nullcontext():
+        yield from _epochs(data, facts, run, ranks, resume, save_steps, Clock(profile, data.train.device), loggers)
+
+
+def _epochs(
+    data: TrainingData,
+    facts: Facts,
+    run: Path,
+    ranks: Ranks,
+    resume: bool,
+    save_steps: int | None,
+    clock: Clock,
+    loggers: Sequence[Logger],
+) -> Iterator[Record]:
+    recipe, device, seed = facts.recipe, data.train.device, facts.seed
+    choice, regular = recipe.optimization, recipe.regularization
     state = State.start(data, facts, device)
     if resume:
         state.restore(run)
-    model, optimizer, duals, scaler, progress = (
-        state.model,
-        state.optimizer,
-        state.duals,
-        state.scaler,
-        state.progress,
-    )
+    model, optimizer, duals, scaler = state.model, state.optimizer, state.duals, state.scaler
+    progress = state.progress
     if ranks.first:
         loggers = [JsonLines(run / LOG, progress.epoch), *loggers]
     half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(choice.precision)
-    clock = Clock(profile, device)
 
     while not progress.finished:
         started = time.perf_counter()
@@ -116,7 +126,8 @@ def fit(
             scaler.scale(total * rank_weight(len(batch))).backward()
 
             clock("optimizer")
-            look = device.type == "cpu" or progress.step % _LOOK_EVERY == 0
+            saving = save_steps is not None and progress.step % save_steps == 0
+            look = saving or device.type == "cpu" or progress.step % _LOOK_EVERY == 0
             if look:
                 _check_loss(loss, total, run, progress.epoch, progress.step, rate)
             ranks.average(parameter.grad for parameter in model.parameters())
@@ -125,7 +136,7 @@ def fit(
                 _move_duals(state, run, skipped=skipped, look=look)
             progress.add("loss", loss * len(batch))
             progress.add("samples", torch.tensor(len(batch)))
-            if save_steps is not None and progress.step % save_steps == 0 and ranks.first:
+            if saving and ranks.first:
                 state.save(run, {"epoch": progress.epoch})
             clock("loading")
 

@@ -1,9 +1,12 @@
 """The folder of a run: whose it is, and whether it may be gone on with."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cswe.training.checkpoint import BEST, LAST, existing, read_json, write_json
 from cswe.training.errors import UserError
+from cswe.training.locking import Lock
 from cswe.training.model import Facts
 from cswe.training.recipe import Recipe
 
@@ -18,10 +21,23 @@ def begin(run: Path, facts: Facts, *, resume: bool) -> None:
             raise UserError(f"{run}: holds a run already; go on with it by --resume, or choose another folder")
         _check_same(run, facts)
         return
-    if run.exists() and any(run.iterdir()):
+    half_written = {file.name + ".partial"}  # by a process that was killed
+    if run.exists() and {path.name for path in run.iterdir()} - half_written:
         raise UserError(f"{run}: expected an empty folder but there are files in it; choose another")
     run.mkdir(parents=True, exist_ok=True)
     write_json(file, {"recipe": facts.recipe.to_json(), "seed": facts.seed, "tokens": facts.tokens.key})
+
+
+@contextmanager
+def claimed(run: Path) -> Iterator[None]:
+    """Keep other processes from training in the same folder meanwhile."""
+    lock = Lock(run / "lock")
+    if not lock.take():
+        raise UserError(f"{run}: another process is training there; wait for it, or choose another folder")
+    try:
+        yield
+    finally:
+        lock.release(remove=True)
 
 
 def saved_epoch(run: Path) -> int | None:
