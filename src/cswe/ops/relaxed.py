@@ -19,7 +19,8 @@ def relaxed_squared_cost(
     """Give the squared D of relaxed plans and the size of the terms it is a difference of, both ``(B, L)``."""
     centre = centre_of(target)
     centred = source.points.to(directions.dtype) - centre
-    squares = centred.square().sum(-1)
+    # Not square().sum(): fresh memory of the size of the tokens costs more than the arithmetic.
+    squares = torch.linalg.vector_norm(centred, dim=-1).square()
     projections = (centred @ directions.T).transpose(-1, -2)
     mask = None if source.mask is None else source.mask.unsqueeze(-2)
     scale = relaxation.scale(projections, mask)
