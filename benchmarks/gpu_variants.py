@@ -82,15 +82,13 @@ def dense_reference(problem, grad):
 
 
 VARIANTS = [
-    dict(),
-    dict(chunk_warps=2, state_warps=1, state_ranks=32, target_stages=3),
-    dict(chunk_stages=1, state_stages=1, target_stages=1),
-    dict(chunk_stages=3, state_stages=3, target_width=128, target_warps=2),
-    dict(chunk=64, chunk_warps=4, state_ranks=64, state_warps=4, target_warps=8),
-    dict(chunk=16, state_ranks=16, target_warps=4),
-    dict(state_ranks=64, state_warps=4, state_bytes=48 << 20, target_warps=8),
-    dict(state_ranks=64, state_warps=2, state_bytes=512 << 20, target_width=64, target_warps=1),
-    dict(precise=True),
+    {},
+    {"chunk_registers": 128, "state_registers": 128, "pair_stages": 3, "scan_ranks": 8},
+    {"chunk_registers": 96, "state_registers": 96, "state_warps": 1, "pair_rows": 64, "pair_warps": 4, "scan_ranks": 16},
+    {"chunk_stages": 3, "state_ranks": 64, "state_warps": 4, "state_registers": 128, "pair_tokens": 32},
+    {"chunk_warps": 2, "chunk_registers": 96, "state_ranks": 64, "state_warps": 2, "pair_stages": 1, "pair_parts": 8},
+    {"state_warps": 1, "state_ranks": 64, "pair_rows": 64, "pair_warps": 4, "pair_tokens": 32, "pair_parts": 2},
+    {"state_stages": 3, "state_warps": 1, "pairs_up_to": 0, "target_stages": 3},
 ]
 
 
@@ -160,7 +158,8 @@ def whole(B, N, d, L, tau, dtype, M=None, lengths=None, dense_too=True):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         ms = median_ms(run, 10)
-        return ms, (torch.cuda.max_memory_allocated() - before) / 2**30, [t.detach() for t in (run(), y.grad, slices.grad)]
+        peak = (torch.cuda.max_memory_allocated() - before) / 2**30
+        return ms, peak, [t.detach() for t in (run(), y.grad, slices.grad)]
 
     fast = measured()
     slow = None
@@ -174,7 +173,8 @@ def whole_table(report, cases):
     for name, arguments in cases.items():
         try:
             fast, slow, _ = whole(**arguments)
-            errors = "" if slow is None else " ".join(f"{error(a, b):.1e}" for a, b in zip(fast[2], slow[2], strict=True))
+            pairs = [] if slow is None else zip(fast[2], slow[2], strict=True)
+            errors = " ".join(f"{error(a, b):.1e}" for a, b in pairs)
             ratio = "" if slow is None else f"dense {slow[0]:8.2f} ms {slow[1]:6.2f} GiB  {slow[0] / fast[0]:6.1f}x"
             report(f"{name:22} {fast[0]:7.3f} ms {fast[1]:6.3f} GiB  {ratio}  {errors}")
         except Exception as problem_met:
@@ -199,20 +199,20 @@ def profile(report, arguments, rows=16):
 
 
 CASES = {
-    "vit fp16 0.01": dict(B=1024, N=196, d=192, L=64, tau=0.01, dtype=torch.float16),
-    "vit fp16 10": dict(B=1024, N=196, d=192, L=64, tau=10.0, dtype=torch.float16),
-    "vit fp32 0.01": dict(B=1024, N=196, d=192, L=64, tau=0.01, dtype=torch.float32),
-    "long fp16": dict(B=128, N=512, d=256, L=32, tau=0.001, dtype=torch.float16),
-    "long fp32": dict(B=128, N=512, d=256, L=32, tau=0.001, dtype=torch.float32),
-    "wide fp16": dict(B=32, N=100, d=1280, L=64, tau=0.01, dtype=torch.float16),
-    "wide fp32": dict(B=32, N=100, d=1280, L=64, tau=0.01, dtype=torch.float32),
+    "vit fp16 0.01": {"B": 1024, "N": 196, "d": 192, "L": 64, "tau": 0.01, "dtype": torch.float16},
+    "vit fp16 10": {"B": 1024, "N": 196, "d": 192, "L": 64, "tau": 10.0, "dtype": torch.float16},
+    "vit fp32 0.01": {"B": 1024, "N": 196, "d": 192, "L": 64, "tau": 0.01, "dtype": torch.float32},
+    "long fp16": {"B": 128, "N": 512, "d": 256, "L": 32, "tau": 0.001, "dtype": torch.float16},
+    "long fp32": {"B": 128, "N": 512, "d": 256, "L": 32, "tau": 0.001, "dtype": torch.float32},
+    "wide fp16": {"B": 32, "N": 100, "d": 1280, "L": 64, "tau": 0.01, "dtype": torch.float16},
+    "wide fp32": {"B": 32, "N": 100, "d": 1280, "L": 64, "tau": 0.01, "dtype": torch.float32},
 }
 
 
 def ragged_case():
     g = torch.Generator().manual_seed(0)
     lengths = torch.randint(50, 1025, (32,), generator=g).cuda()
-    return dict(B=32, N=1024, d=320, L=16, tau=0.01, dtype=torch.float16, M=512, lengths=lengths)
+    return {"B": 32, "N": 1024, "d": 320, "L": 16, "tau": 0.01, "dtype": torch.float16, "M": 512, "lengths": lengths}
 
 
 def main():
@@ -233,9 +233,8 @@ def main():
     do = options.do.split(",")
     if "variants" in do:
         count = len(VARIANTS)
-        workers = [
-            subprocess.Popen([sys.executable, __file__, "--warm", str(i)], stderr=subprocess.DEVNULL) for i in range(count)
-        ]
+        command = [sys.executable, __file__, "--warm"]
+        workers = [subprocess.Popen([*command, str(i)], stderr=subprocess.DEVNULL) for i in range(count)]
         for worker in workers:
             worker.wait()
         print("warm", flush=True)

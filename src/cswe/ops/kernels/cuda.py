@@ -18,7 +18,7 @@ from cswe.ops.kernels import scan
 from cswe.ops.kernels.cuda_fused import chunk_pass, ties_pass
 from cswe.ops.kernels.cuda_prepare import Halves, halves, terms_of
 from cswe.ops.kernels.cuda_scalars import normaliser_pass, slope_pass
-from cswe.ops.kernels.cuda_states import states_pass
+from cswe.ops.kernels.cuda_states import shared_states_pass, states_pass
 from cswe.ops.kernels.cuda_targets import collect_targets, ragged_targets_pass, targets_pass
 from cswe.ops.kernels.cuda_tokens import tokens_pass
 from cswe.ops.kernels.problem import Problem
@@ -41,8 +41,15 @@ class Tuning(NamedTuple):
     state_stages: int = 2
     state_bytes: int = 128 << 20
     target_warps: int = 4
-    target_stages: int = 2
+    target_stages: int = 3
     target_width: int = 256
+    chunk_samples: int = 4
+    chunk_registers: int | None = 128
+    state_registers: int | None = None
+    shared_warps: int = 4
+    shared_registers: int | None = None
+    target_registers: int | None = 128
+    scan_ranks: int = 16
     precise: bool | None = None
     scan_rows: int = 8192
 
@@ -98,21 +105,21 @@ def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
 def _scalar_tile(rows: int, count: int) -> dict[str, int]:
     """Cut the passes over scalars: a thread a row where there are many rows, a warp and more a row otherwise."""
     if rows >= tuning.scan_rows:
-        return {"R": 32, "NB": 4, "num_warps": 1}
+        return {"R": 128 // tuning.scan_ranks, "NB": tuning.scan_ranks, "num_warps": 1}
     ranks = min(1024, triton.next_power_of_2(count))
     return {"R": max(1, 1024 // ranks), "NB": ranks, "num_warps": 4}
 
 
-def _normaliser(problem: Problem) -> tuple[Tensor, Tensor]:
-    """1/Z and the kernel sums of the squared norms, ``(B, L, N)``."""
+def _normaliser(problem: Problem) -> Tensor:
+    """Give 1/Z, ``(B, L, N)``."""
     batch, slices, count, _, _ = problem.sizes
-    scale, square_sums = torch.empty_like(problem.points), torch.empty_like(problem.points)
+    scale = torch.empty_like(problem.points)
     rows, tile = batch * slices, _scalar_tile(batch * slices, count)
     normaliser_pass[(triton.cdiv(rows, tile["R"]),)](
-        problem.points, problem.order, problem.squares, _or(problem.lengths, problem.order), scale, square_sums,
-        rows, slices, count, _rate(problem), RAGGED=problem.lengths is not None, **tile,
+        problem.points, _or(problem.lengths, problem.order), scale, rows, slices, count, _rate(problem),
+        RAGGED=problem.lengths is not None, **tile,
     )  # fmt: skip
-    return scale, square_sums
+    return scale
 
 
 def _width_of_pieces(dimensions: int, most: int) -> int:
@@ -124,11 +131,12 @@ def _width_of_pieces(dimensions: int, most: int) -> int:
 
 
 class States(NamedTuple):
-    """What lies left and right of every chunk: ``(B, L, chunks, 2, d)`` in two parts, and its mass."""
+    """What lies left and right of every chunk: ``(B, L, chunks, 2, d)`` in two parts, its mass, and a scalar's sum."""
 
     high: Tensor
     low: Tensor
     mass: Tensor
+    scalar: Tensor
 
 
 def _states(problem: Problem, scale: Tensor, parts: Halves, of_tokens: bool, precise: bool) -> States:
@@ -139,17 +147,26 @@ def _states(problem: Problem, scale: Tensor, parts: Halves, of_tokens: bool, pre
     high = torch.empty(shape, dtype=torch.float16, device=scale.device)
     low = torch.empty_like(high) if precise else high
     mass = torch.empty(shape[:-1], dtype=torch.float32, device=scale.device)
+    scalar = torch.empty_like(mass)
     pieces = triton.cdiv(width, piece)
     rows, rows_low = (parts.tokens, parts.tokens_low) if of_tokens else (parts.high, parts.low if precise else None)
+    if not of_tokens and not ragged and count <= 8 * tuning.chunk:
+        shared_states_pass[(triton.cdiv(batch, 4) * slices * pieces,)](
+            problem.points, scale, parts.high, parts.low, high, low, scalar, batch, slices, count, width,
+            _rate(problem), C=tuning.chunk, KB=32, DB=piece, PIECES=pieces, PRECISE=precise,
+            STAGES=tuning.state_stages, num_warps=tuning.shared_warps, maxnreg=tuning.shared_registers,
+        )  # fmt: skip
+        return States(high, low, mass, scalar)
     states_pass[(batch * slices * pieces,)](
-        problem.points, problem.order, scale, rows, _or(rows_low, rows), parts.targets,
-        _or(problem.lengths, problem.order), high, low, mass, parts.units,
+        problem.points, problem.order, scale, problem.squares, rows, _or(rows_low, rows), parts.targets,
+        _or(problem.lengths, problem.order), high, low, mass, scalar, parts.units,
         batch, slices, count, targets, width, _rate(problem),
         C=tuning.chunk, KB=tuning.state_ranks, DB=piece, PIECES=pieces, TOKENS=of_tokens,
         HAS_LOW=rows_low is not None, PRECISE=precise, MIXED=ragged, RAGGED=ragged,
         ONE_LOOK=count <= 8 * tuning.chunk, STAGES=tuning.state_stages, num_warps=tuning.state_warps,
+        maxnreg=tuning.state_registers,
     )  # fmt: skip
-    return States(high, low, mass)
+    return States(high, low, mass, scalar)
 
 
 def _blocks(problem: Problem, kinds: int) -> Iterator[tuple[int, int]]:
@@ -164,47 +181,48 @@ def _blocks(problem: Problem, kinds: int) -> Iterator[tuple[int, int]]:
 def _value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]:
     batch, slices, count, targets, width = problem.sizes
     points, ragged = problem.points, problem.lengths is not None
-    scale, square_sums = _normaliser(problem)
+    scale = _normaliser(problem)
     parts = halves(problem)
     # A single sample is a reference being sorted softly, with its squared norms as a column: far from centred.
     precise = ragged or batch == 1 or needs_both_parts(count, width) or bool(tuning.precise)
-    summed = torch.empty_like(points)
-    here_signed, there_signed = (torch.empty_like(points), torch.empty_like(points)) if with_slope else (summed, summed)
+    height = torch.empty_like(points)
+    base = torch.empty_like(points) if with_slope else height
     for start, stop in _blocks(problem, 4 if precise else 2):
         block, own = problem.samples(start, stop), parts.samples(start, stop)
         own_scale = scale[start:stop]
         of_tokens = _states(block, own_scale, own, True, precise)
         of_targets = _states(block, own_scale, own, False, precise) if with_slope else of_tokens
-        chunk_pass[((stop - start) * slices * triton.cdiv(count, tuning.chunk),)](
-            block.points, block.order, own_scale, own.tokens, _or(own.tokens_low, own.tokens),
+        sets = triton.cdiv(stop - start, tuning.chunk_samples)
+        chunk_pass[(sets * slices * triton.cdiv(count, tuning.chunk),)](
+            block.points, block.order, own_scale, block.squares, own.tokens, _or(own.tokens_low, own.tokens),
             own.high, own.low, own.targets, _or(block.lengths, block.order),
-            of_tokens.high, of_tokens.low, of_tokens.mass, of_targets.high, of_targets.low,
-            summed[start:stop], here_signed[start:stop], there_signed[start:stop], own.units,
+            of_tokens.high, of_tokens.low, of_tokens.mass, of_tokens.scalar,
+            of_targets.high, of_targets.low, of_targets.scalar, height[start:stop], base[start:stop], own.units,
             stop - start, slices, count, targets, width, _rate(problem),
             C=tuning.chunk, DB=64, EVEN=width % 64 == 0, HAS_LOW=own.tokens_low is not None, PRECISE=precise,
             MIXED=ragged, SLOPE=with_slope, STAGES=tuning.chunk_stages, num_warps=tuning.chunk_warps,
+            SAMPLES=tuning.chunk_samples, maxnreg=tuning.chunk_registers,
         )  # fmt: skip
+    lengths = _or(problem.lengths, problem.order)
     if with_slope:
         ties_pass[(batch * slices,)](
-            points, problem.order, scale, parts.tokens, _or(parts.tokens_low, parts.tokens), parts.high, parts.low,
-            parts.targets, _or(problem.lengths, problem.order), here_signed, there_signed,
+            points, problem.order, scale, problem.squares, parts.tokens, _or(parts.tokens_low, parts.tokens),
+            parts.high, parts.low, parts.targets, lengths, height, base, parts.units,
             batch, slices, count, targets, width,
             C=tuning.chunk, DB=64, HAS_LOW=parts.tokens_low is not None, MIXED=ragged, num_warps=1,
         )  # fmt: skip
-
     value = points.new_empty((batch, slices))
     slope = torch.empty_like(points) if with_slope else points.new_empty((batch, 0, 0))
     rows, tile = batch * slices, _scalar_tile(batch * slices, count)
     slope_pass[(triton.cdiv(rows, tile["R"]),)](
-        points, problem.order, problem.squares, _or(problem.lengths, problem.order), scale, square_sums,
-        summed, here_signed, there_signed, parts.units, _shift(problem, parts, precise), value, slope if with_slope else value,
-        rows, slices, count, targets, _rate(problem), 1 / problem.tau, RAGGED=ragged, SLOPE=with_slope, **tile,
+        points, lengths, scale, height, base, _shift(problem, parts, precise), value, slope if with_slope else value,
+        rows, slices, count, _rate(problem), 1 / problem.tau, RAGGED=ragged, SLOPE=with_slope, **tile,
     )  # fmt: skip
     return value, slope
 
 
 def _shift(problem: Problem, parts: Halves, precise: bool) -> Tensor:
-    """What the value lacks if tokens were read without centring: rows of Q sum to 1, so only Σ_r T_r is met.
+    """Give what the value lacks if tokens were read without centring: rows of Q sum to 1, so only Σ_r T_r is met.
 
     T as the products saw it, rounded: then its rounding meets the centred tokens only.
     """
@@ -227,7 +245,7 @@ def needs_both_parts(count: int, width: int) -> bool:
 def _targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
     batch, slices, count, targets, width = problem.sizes
     ragged = problem.lengths is not None
-    scale, _ = _normaliser(problem)
+    scale = _normaliser(problem)
     parts = halves(problem)
     # A single sample is how a reference is sorted softly: a value then, not only a gradient.
     precise = batch == 1 or needs_both_parts(count, width)
@@ -257,15 +275,21 @@ def _targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
                 block.points, block.order, own_scale, own.tokens, low, grad[start:stop], largest,
                 states.high, states.low, states.mass, partial, own.units,
                 stop - start, slices, count, width, _rate(problem), each,
-                HAS_LOW=has_low, STAGES=tuning.target_stages, num_warps=tuning.target_warps, **shared,
+                HAS_LOW=has_low, STAGES=tuning.target_stages, num_warps=tuning.target_warps,
+                maxnreg=tuning.target_registers, **shared,
             )  # fmt: skip
         sums.append(partial)
-    partial = sums[0] if len(sums) == 1 else torch.cat(sums)
+    return _collect(problem, grad, parts, sums[0] if len(sums) == 1 else torch.cat(sums))
+
+
+def _collect(problem: Problem, grad: Tensor, parts: Halves, partial: Tensor) -> Tensor:
+    """Put partial sums over ranks (or, where lengths differ, over targets) together."""
+    _, slices, count, targets, width = problem.sizes
     result = torch.empty_like(problem.targets, memory_format=torch.contiguous_format)
     collect_targets[(triton.cdiv(targets, 4), slices)](
         partial, grad.sum(0), problem.centre.contiguous(), parts.units, result, slices, count, targets, width,
-        partial.shape[0], terms_of(targets, count), ROWS=4, DB=128, RAGGED=ragged, CENTRED=parts.is_centred,
-        num_warps=1,
+        partial.shape[0], terms_of(targets, count), ROWS=4, DB=128, RAGGED=problem.lengths is not None,
+        CENTRED=parts.is_centred, num_warps=1,
     )  # fmt: skip
     return result
 
@@ -280,7 +304,7 @@ def _partial_sums(items: int, programs: int, numbers: int) -> tuple[int, int]:
 def _tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
     batch, slices, count, targets, width = problem.sizes
     ragged = problem.lengths is not None
-    scale, _ = _normaliser(problem)
+    scale = _normaliser(problem)
     parts = halves(problem)
     piece = _width_of_pieces(width, 64)
     pieces = triton.cdiv(width, piece)

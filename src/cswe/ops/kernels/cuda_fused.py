@@ -6,12 +6,14 @@ With T the coupled targets and V the sorted tokens of a chunk, all that the chun
 
 Products run in half precision with float32 accumulation. What is not exactly a half-precision number is split into a
 high and a low part (22 bits together), except where rounding at random is harmless (``PRECISE`` is off).
+
+A token's squared norm is one more column of V, met by the rank's mass in T: added in float32.
 """
 
 import triton
 import triton.language as tl
 
-from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, sample_length, target_rows
+from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, sample_length, target_rows
 
 
 @triton.jit
@@ -28,6 +30,7 @@ def chunk_pass(
     points,
     order,
     scale,
+    squares,
     tokens,
     tokens_low,
     high,
@@ -37,11 +40,12 @@ def chunk_pass(
     token_states,
     token_states_low,
     masses,
+    square_states,
     target_states,
     target_states_low,
-    summed,
-    here_signed,
-    there_signed,
+    scale_states,
+    height,
+    base,
     units,
     B,
     L,
@@ -57,33 +61,87 @@ def chunk_pass(
     MIXED: tl.constexpr,
     SLOPE: tl.constexpr,
     STAGES: tl.constexpr,
+    SAMPLES: tl.constexpr,
 ):
-    r"""Compute, per rank, :math:`t_r`, :math:`A_r - B_r` and :math:`E_r - F_r` of the tokens against the targets.
+    r"""Compute, per rank, :math:`h_r = -c_r² t_r` and :math:`c_r (A - B)_r + (E - F)_r + h_r (K̃ 1)_r`, ``(B, L, N)``.
 
     ``high`` and ``low`` are T in two parts, ``(L, N, d)``, or, where lengths differ (``MIXED``), ``targets``
-    ``(L, M, d)`` in float32 are mixed here. The three results are ``(B, L, N)``.
+    ``(L, M, d)`` in float32 are mixed here.
     """
     index = tl.program_id(0)
     chunks = tl.cdiv(N, C)
-    # Slices of one sample run side by side: its tokens stay near.
     slice_index = (index % L).to(tl.int64)
     index = index // L
     start = (index % chunks) * C
-    sample = (index // chunks).to(tl.int64)
+    high += slice_index * N * d
+    low += slice_index * N * d
+    targets += slice_index * M * d
+    # A few samples in turn: T then comes from the first-level cache.
+    for number in range(SAMPLES):
+        sample = slice_index * 0 + (index // chunks) * SAMPLES + number
+        _one_chunk(
+            points, order, scale, squares, tokens, tokens_low, high, low, targets, lengths, token_states,
+            token_states_low, masses, square_states, target_states, target_states_low, scale_states, height, base,
+            units, sample, slice_index, start, B, L, N, M, d, rate,
+            C, DB, EVEN, HAS_LOW, PRECISE, MIXED, SLOPE, STAGES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _one_chunk(
+    all_points,
+    order,
+    scale,
+    squares,
+    all_tokens,
+    all_tokens_low,
+    high,
+    low,
+    targets,
+    lengths,
+    token_states,
+    token_states_low,
+    masses,
+    square_states,
+    target_states,
+    target_states_low,
+    scale_states,
+    height,
+    base,
+    units,
+    sample,
+    slice_index,
+    start,
+    B,
+    L,
+    N,
+    M,
+    d,
+    rate,
+    C: tl.constexpr,
+    DB: tl.constexpr,
+    EVEN: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    PRECISE: tl.constexpr,
+    MIXED: tl.constexpr,
+    SLOPE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     length = sample_length(lengths, sample, B, N, MIXED)
+    chunks = tl.cdiv(N, C)
     if start < length:
         row = sample * L + slice_index
-        points += row * N
+        points = all_points + row * N
         ranks = start + tl.arange(0, C)
         present = ranks < length
         s = tl.load(points + ranks, mask=present, other=0.0)
         c = tl.load(scale + row * N + ranks, mask=present, other=0.0)
-        at = tl.load(order + row * N + ranks, mask=present, other=0).to(tl.int32) * d
-        tokens += sample * N * d
-        tokens_low += sample * N * d
-        high += slice_index * N * d
-        low += slice_index * N * d
-        targets += slice_index * M * d
+        token = tl.load(order + row * N + ranks, mask=present, other=0).to(tl.int32)
+        mass = 1.0 / length
+        q = tl.load(squares + sample * N + token, mask=present, other=0.0) * mass
+        at = token * d
+        tokens = all_tokens + sample * N * d
+        tokens_low = all_tokens_low + sample * N * d
         state = (row * chunks + start // C) * 2
         has_left = start > 0
         has_right = start + C < length
@@ -117,32 +175,41 @@ def chunk_pass(
                 if SLOPE:
                     along_tokens = tl.dot(v_low, g, along_tokens)
 
+        # Undo the scaling; rows of T were averages of the targets.
+        factor = -2.0 * tl.load(units + 1) * (M / length)
         left_point = tl.load(points + start - 1, mask=has_left, other=0.0)
         right_point = tl.load(points + start + C, mask=has_right, other=0.0)
-        from_left = tl.where(has_left, tl.exp2(-tl.abs(s - left_point) * rate), 0.0)
-        from_right = tl.where(has_right, tl.exp2(-tl.abs(s - right_point) * rate), 0.0)
+        from_left = tl.where(has_left, decayed((s - left_point) * rate), 0.0)
+        from_right = tl.where(has_right, decayed((s - right_point) * rate), 0.0)
         column = tl.arange(0, 8)[None, :]
-        unit = tl.load(units)
-        left_mass = tl.load(masses + state, mask=has_left, other=0.0) / unit
-        right_mass = tl.load(masses + state + 1, mask=has_right, other=0.0) / unit
-        left = from_left * left_mass * tl.sum(tl.where(column == 0, along_targets, 0.0), 1)
-        right = from_right * right_mass * tl.sum(tl.where(column == 1, along_targets, 0.0), 1)
+        per_unit = factor / tl.load(units)
+        left_mass = tl.load(masses + state, mask=has_left, other=0.0)
+        right_mass = tl.load(masses + state + 1, mask=has_right, other=0.0)
+        left = tl.sum(tl.where(column == 0, along_targets, 0.0), 1) * (per_unit * left_mass)
+        right = tl.sum(tl.where(column == 1, along_targets, 0.0), 1) * (per_unit * right_mass)
+        left = from_left * (left + mass * tl.load(square_states + state, mask=has_left, other=0.0))
+        right = from_right * (right + mass * tl.load(square_states + state + 1, mask=has_right, other=0.0))
         scaled = s * rate
-        difference = scaled[:, None] - scaled[None, :]
-        product = tl.exp2(-tl.abs(difference)) * gram
-        tl.store(summed + row * N + ranks, tl.sum(product, 1) + left + right, mask=present)
+        kernel = tl.where(present[None, :], decayed(scaled[:, None] - scaled[None, :]), 0.0)
+        product = kernel * (gram * factor + q[None, :])
+        h = -c * c * (tl.sum(product, 1) + left + right)
+        tl.store(height + row * N + ranks, h, mask=present)
         if SLOPE:
-            tied = s[:, None] == s[None, :]
-            lower = ranks[:, None] > ranks[None, :]
-            product = tl.where(tied, 0.0, tl.where(lower, product, -product))
-            tl.store(here_signed + row * N + ranks, tl.sum(product, 1) + left - right, mask=present)
+            sign = tl.where(s[:, None] == s[None, :], 0.0, tl.where(ranks[:, None] > ranks[None, :], 1.0, -1.0))
+            product *= sign
             # Row k of the transposed Gram matrix: the sign turns, and rank r sends with its own scale.
-            tl.store(there_signed + row * N + ranks, -tl.sum(product * c[:, None], 0), mask=present)
-            left = from_left * tl.sum(tl.where(column == 0, along_tokens, 0.0), 1)
-            right = from_right * tl.sum(tl.where(column == 1, along_tokens, 0.0), 1)
+            tl.store(base + row * N + ranks, -tl.sum(product * c[:, None], 0), mask=present)
+            here = c * (tl.sum(product, 1) + left - right)
+            # Adding nothing keeps the compiler from making the kernel a second time, in another layout.
+            ones = tl.sum((kernel + 0.0 * gram) * sign, 1) + from_left * left_mass - from_right * right_mass
+            left_scale = tl.load(scale_states + state, mask=has_left, other=0.0)
+            right_scale = tl.load(scale_states + state + 1, mask=has_right, other=0.0)
+            per_unit = factor / WEIGHT_UNIT
+            left = from_left * (tl.sum(tl.where(column == 0, along_tokens, 0.0), 1) * per_unit + q * left_scale)
+            right = from_right * (tl.sum(tl.where(column == 1, along_tokens, 0.0), 1) * per_unit + q * right_scale)
             tl.debug_barrier()
-            inside_part = tl.load(there_signed + row * N + ranks, mask=present, other=0.0)
-            tl.store(there_signed + row * N + ranks, inside_part + (left - right) / WEIGHT_UNIT, mask=present)
+            inside_part = tl.load(base + row * N + ranks, mask=present, other=0.0)
+            tl.store(base + row * N + ranks, inside_part + here + h * ones + left - right, mask=present)
 
 
 @triton.jit
@@ -150,13 +217,15 @@ def _forget_ties(
     points,
     order,
     scale,
+    squares,
     tokens,
     tokens_low,
     high,
     low,
     targets,
-    here_signed,
-    there_signed,
+    height,
+    base,
+    factor,
     length,
     M,
     d,
@@ -171,8 +240,13 @@ def _forget_ties(
     for first in range(0, d, DB):
         columns = first + tl.arange(0, DB)
         inside = columns < d
+        # The scalar columns go along with the first piece.
+        once = tl.where(lane * 0 + first == 0, 1.0, 0.0)
         tied_tokens = tl.zeros((DB,), dtype=tl.float32)
         tied_targets = tl.zeros((DB,), dtype=tl.float32)
+        tied_squares = 0.0
+        tied_scale = 0.0
+        tied_count = 0.0
         edge = tl.load(points + (0 if FROM_LEFT else length - 1))
         for step in range(chunks):
             chunk = step if FROM_LEFT else chunks - 1 - step
@@ -180,24 +254,29 @@ def _forget_ties(
             present = ranks < length
             s = tl.load(points + ranks, mask=present, other=0.0)
             c = tl.load(scale + ranks, mask=present, other=0.0)
-            rows = tl.load(order + ranks, mask=present, other=0).to(tl.int32) * d
+            h = tl.load(height + ranks, mask=present, other=0.0)
+            token = tl.load(order + ranks, mask=present, other=0).to(tl.int32)
+            q = tl.load(squares + token, mask=present, other=0.0) / length
             far = tl.load(points + (tl.minimum(chunk * C + C, length) - 1 if FROM_LEFT else chunk * C))
             read = present[:, None] & inside[None, :]
-            v = tl.load(tokens + rows[:, None] + columns[None, :], mask=read, other=0.0).to(tl.float32)
+            v = tl.load(tokens + (token * d)[:, None] + columns[None, :], mask=read, other=0.0).to(tl.float32)
             if HAS_LOW:
-                v += tl.load(tokens_low + rows[:, None] + columns[None, :], mask=read, other=0.0).to(tl.float32)
+                v += tl.load(tokens_low + (token * d)[:, None] + columns[None, :], mask=read, other=0.0).to(tl.float32)
             t, t_low = target_rows(high, low, targets, ranks, present, columns, inside, length, M, d, MIXED, True)
             both = t.to(tl.float32) + t_low.to(tl.float32)
-            here = tl.where(s == edge, tl.sum(both * tied_tokens[None, :], 1), 0.0)
-            there = tl.where(s == edge, tl.sum(v * tied_targets[None, :], 1), 0.0)
+            part = factor * (c * tl.sum(both * tied_tokens[None, :], 1) + tl.sum(v * tied_targets[None, :], 1))
+            part += once * (c * tied_squares + q * tied_scale + h * tied_count)
+            part = tl.where(s == edge, part, 0.0)
             if not FROM_LEFT:
-                here, there = -here, -there
-            tl.store(here_signed + ranks, tl.load(here_signed + ranks, mask=present) - here, mask=present)
-            tl.store(there_signed + ranks, tl.load(there_signed + ranks, mask=present) - there, mask=present)
+                part = -part
+            tl.store(base + ranks, tl.load(base + ranks, mask=present) - part, mask=present)
             same = tl.where(far == edge, 1.0, 0.0)
             ties = tl.where(present & (s == far), 1.0, 0.0)
             tied_tokens = tied_tokens * same + tl.sum(v * ties[:, None], 0)
             tied_targets = tied_targets * same + tl.sum(both * (ties * c)[:, None], 0)
+            tied_squares = tied_squares * same + tl.sum(ties * q, 0)
+            tied_scale = tied_scale * same + tl.sum(ties * c, 0)
+            tied_count = tied_count * same + tl.sum(ties, 0)
             edge = far
         tl.debug_barrier()
 
@@ -207,14 +286,16 @@ def ties_pass(
     points,
     order,
     scale,
+    squares,
     tokens,
     tokens_low,
     high,
     low,
     targets,
     lengths,
-    here_signed,
-    there_signed,
+    height,
+    base,
+    units,
     B,
     L,
     N,
@@ -242,16 +323,17 @@ def ties_pass(
         behind = tl.load(points + row + at, mask=at < length, other=1.0)
         crossing += tl.sum((before == behind).to(tl.int32) * (at < length).to(tl.int32), 0)
     if crossing > 0:
+        factor = -2.0 * tl.load(units + 1) * (M / length)
         own_high = high + slice_index * N * d
         own_low = low + slice_index * N * d
         own_targets = targets + slice_index * M * d
         _forget_ties(
-            points + row, order + row, scale + row, tokens + sample * N * d, tokens_low + sample * N * d,
-            own_high, own_low, own_targets, here_signed + row, there_signed + row,
+            points + row, order + row, scale + row, squares + sample * N, tokens + sample * N * d,
+            tokens_low + sample * N * d, own_high, own_low, own_targets, height + row, base + row, factor,
             length, M, d, True, C, DB, HAS_LOW, MIXED,
         )  # fmt: skip
         _forget_ties(
-            points + row, order + row, scale + row, tokens + sample * N * d, tokens_low + sample * N * d,
-            own_high, own_low, own_targets, here_signed + row, there_signed + row,
+            points + row, order + row, scale + row, squares + sample * N, tokens + sample * N * d,
+            tokens_low + sample * N * d, own_high, own_low, own_targets, height + row, base + row, factor,
             length, M, d, False, C, DB, HAS_LOW, MIXED,
         )  # fmt: skip

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cswe.ops.kernels.cuda_rows import decayed
 from cswe.ops.kernels.cuda_scan import apart
 
 
@@ -33,7 +34,7 @@ def _side(
     reached = (rank > 0) & (rank < N) if FROM_LEFT else rank + 1 < N
     s = tl.load(points + row * N + rank, mask=rank < N, other=0.0)
     neighbour = tl.load(points + row * N + rank + step, mask=reached, other=0.0)
-    decay = tl.where(reached, tl.exp2(-tl.abs(s - neighbour) * rate), 0.0)
+    decay = tl.where(reached, decayed((s - neighbour) * rate), 0.0)
     tied = tl.broadcast_to((reached & (s == neighbour))[:, None], (NB, DB))
     at = (row * N + rank)[:, None] * D + columns[None, :]
     inside = (columns < D)[None, :]

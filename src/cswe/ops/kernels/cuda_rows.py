@@ -1,10 +1,25 @@
 """What the d-wide passes in Triton share: rows of tokens and of coupled targets in half precision."""
 
+import os
+
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+"""Whether Triton runs on the CPU, which knows no assembly."""
+
 WEIGHT_UNIT = tl.constexpr(1024.0)
 """Keeps weights · 1/Z, at least 1/N at the nearest point, in the range of normal half-precision numbers."""
+
+
+@triton.jit
+def decayed(distance):
+    """Give 2^−|distance|, 0 where that is not a normal number: tl.exp2 spends three instructions on such numbers."""
+    if INTERPRETED:
+        return tl.exp2(-tl.abs(distance))
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [-tl.abs(distance)], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
@@ -23,7 +38,7 @@ def mixed_targets(targets, ranks, present, columns, inside, length, M, d):
     low = ranks.to(tl.int64) * M
     first = low // length
     rows = tl.zeros((ranks.shape[0], columns.shape[0]), dtype=tl.float32)
-    terms = 1 if M == length else (M - 1) // length + 2
+    terms = 1 if length == M else (M - 1) // length + 2
     for term in range(terms):
         m = first + term
         overlap = tl.minimum(low + M, (m + 1) * length) - tl.maximum(low, m * length)
@@ -63,7 +78,7 @@ def target_rows(
 
 @triton.jit
 def sample_length(lengths, sample, B, N, RAGGED: tl.constexpr):
-    """Number of ranks of a sample (or of a vector of them), 0 behind the last sample."""
+    """Give the number of ranks of a sample (or of a vector of them), 0 behind the last sample."""
     if RAGGED:
         return tl.load(lengths + sample, mask=sample < B, other=0).to(tl.int32)
     return tl.where(sample < B, N, 0)

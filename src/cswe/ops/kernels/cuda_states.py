@@ -9,16 +9,18 @@ their states. Longer samples are taken 8·C ranks at a time, with a carry, once 
 import triton
 import triton.language as tl
 
-from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, sample_length, split, target_rows
+from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, sample_length, split, target_rows
 
 
 @triton.jit
 def _collect(
     acc,
     total,
+    beside,
     points,
     order,
     scale,
+    squares,
     rows,
     rows_low,
     targets,
@@ -42,43 +44,52 @@ def _collect(
 ):
     """Add the ranks from ``start`` to ``stop`` to sixteen states, each by its own side of its own bound.
 
-    ``total`` collects the weights, ``(16, KB)``; a state without an edge has one infinitely far away.
+    ``total`` and ``beside`` collect the weights and the states of a scalar, ``(16, KB)``: squared norms for tokens, c
+    for targets. A state without an edge has one infinitely far away.
     """
     for first in tl.range(start, stop, KB, num_stages=STAGES):
         k = first + tl.arange(0, KB)
         present = k < stop
         s = tl.load(points + k, mask=present, other=float("inf"))
         if TOKENS:
-            at = tl.load(order + k, mask=present, other=0).to(tl.int32) * d
+            token = tl.load(order + k, mask=present, other=0).to(tl.int32)
+            scalar = tl.load(squares + token, mask=present, other=0.0)
+            at = token * d
             read = present[:, None] & inside[None, :]
             x = tl.load(rows + at[:, None] + columns[None, :], mask=read, other=0.0)
             if HAS_LOW:
                 x_low = tl.load(rows_low + at[:, None] + columns[None, :], mask=read, other=0.0)
         else:
+            scalar = tl.load(scale + k, mask=present, other=0.0)
             x, x_low = target_rows(rows, rows_low, targets, k, present, columns, inside, length, M, d, MIXED, HAS_LOW)
-        weight = tl.exp2(-tl.abs(edge[:, None] - s[None, :]) * rate)
+        weight = decayed((edge[:, None] - s[None, :]) * rate)
         weight = tl.where((k[None, :] < bound[:, None]) == left[:, None], weight, 0.0)
         total += weight
+        beside += weight * scalar[None, :]
         if not TOKENS:
-            weight *= tl.load(scale + k, mask=present, other=0.0)[None, :] * WEIGHT_UNIT
+            weight *= scalar[None, :] * WEIGHT_UNIT
         first_part, second_part = split(weight)
         acc = tl.dot(first_part, x, acc)
         if PRECISE:
             acc = tl.dot(second_part, x, acc)
         if HAS_LOW:
             acc = tl.dot(first_part, x_low, acc)
-    return acc, total
+    return acc, total, beside
 
 
 @triton.jit
-def _store(acc, total, states, states_low, masses, where, write, columns, inside, d, piece, PRECISE: tl.constexpr):
+def _store(
+    acc, total, beside, states, states_low, masses, scalars, where, write, columns, inside, d, piece, PRECISE: tl.constexpr
+):
     high, low = split(acc)
     at = where[:, None] * d + columns[None, :]
     mask = write[:, None] & inside[None, :]
     tl.store(states + at, high, mask=mask)
     if PRECISE:
         tl.store(states_low + at, low, mask=mask)
-    tl.store(masses + where, total, mask=write & (where * 0 + piece == 0))
+    first = write & (where * 0 + piece == 0)
+    tl.store(masses + where, total, mask=first)
+    tl.store(scalars + where, beside, mask=first)
 
 
 @triton.jit
@@ -86,12 +97,14 @@ def _walk(
     points,
     order,
     scale,
+    squares,
     rows,
     rows_low,
     targets,
     states,
     states_low,
     masses,
+    scalars,
     unit,
     first_state,
     length,
@@ -117,6 +130,7 @@ def _walk(
     blocks = tl.cdiv(length, 8 * C)
     carry = tl.zeros((DB,), dtype=tl.float32)
     carried = 0.0
+    carried_beside = 0.0
     carry_edge = tl.load(points + (0 if FROM_LEFT else length - 1))
     for step in range(blocks):
         start = (step if FROM_LEFT else blocks - 1 - step) * 8 * C
@@ -132,21 +146,24 @@ def _walk(
             valid = (bound < length) & (line <= 8)
             write = (line < 8) & (bound < length)
         edge = tl.load(points + at_edge, mask=valid, other=-1e38)
-        reach = tl.where(valid, tl.exp2(-tl.abs(edge - carry_edge) * rate), 0.0)
+        reach = tl.where(valid, decayed((edge - carry_edge) * rate), 0.0)
         acc = reach[:, None] * carry[None, :]
         weights = tl.zeros((16, KB), dtype=tl.float32)
-        acc, weights = _collect(
-            acc, weights, points, order, scale, rows, rows_low, targets, start, stop, length, bound, edge, left,
+        scalar = tl.zeros((16, KB), dtype=tl.float32)
+        acc, weights, scalar = _collect(
+            acc, weights, scalar, points, order, scale, squares, rows, rows_low, targets, start, stop, length, bound, edge, left,
             columns, inside, M, d, rate, KB, TOKENS, HAS_LOW, PRECISE, MIXED, STAGES,
         )  # fmt: skip
         total = reach * carried + tl.sum(weights, 1)
+        beside = reach * carried_beside + tl.sum(scalar, 1)
         carry = tl.sum(tl.where((line == 8)[:, None], acc, 0.0), 0)
         carried = tl.sum(tl.where(line == 8, total, 0.0), 0)
+        carried_beside = tl.sum(tl.where(line == 8, beside, 0.0), 0)
         carry_edge = tl.load(points + (stop - 1 if FROM_LEFT else start))
         if TOKENS:
             acc = acc * (unit / tl.maximum(total, 1e-30))[:, None]
         where = first_state + (start // C + line) * 2 + (0 if FROM_LEFT else 1)
-        _store(acc, total, states, states_low, masses, where, write, columns, inside, d, piece, PRECISE)
+        _store(acc, total, beside, states, states_low, masses, scalars, where, write, columns, inside, d, piece, PRECISE)
 
 
 @triton.jit
@@ -154,6 +171,7 @@ def states_pass(
     points,
     order,
     scale,
+    squares,
     rows,
     rows_low,
     targets,
@@ -161,6 +179,7 @@ def states_pass(
     states,
     states_low,
     masses,
+    scalars,
     units,
     B,
     L,
@@ -182,8 +201,8 @@ def states_pass(
 ):
     """Write the states of tokens (averages, with their masses) or of ``c T`` (sums) around every chunk.
 
-    ``states`` is ``(B, L, chunks, 2, d)`` in half precision, left before right, ``masses`` the same without d. Where a
-    chunk has nothing on a side, nothing is written. ``rows`` are the tokens ``(B, N, d)`` or T ``(L, N, d)``.
+    ``states`` is ``(B, L, chunks, 2, d)`` in half precision, left before right, ``masses`` and ``scalars`` the same
+    without d. Where a chunk has nothing on a side, nothing is written. ``rows`` are the tokens ``(B, N, d)`` or T ``(L, N, d)``.
     """
     index = tl.program_id(0)
     piece = index % PIECES
@@ -195,6 +214,7 @@ def states_pass(
     points += row * N
     order += row * N
     scale += row * N
+    squares += sample * N
     if TOKENS:
         rows += sample * N * d
         rows_low += sample * N * d
@@ -216,21 +236,86 @@ def states_pass(
         edge = tl.load(points + tl.where(left, bound - 1, bound), mask=valid, other=-1e38)
         acc = tl.zeros((16, DB), dtype=tl.float32)
         weights = tl.zeros((16, KB), dtype=tl.float32)
-        acc, weights = _collect(
-            acc, weights, points, order, scale, rows, rows_low, targets, 0, length, length, bound, edge, left,
+        scalar = tl.zeros((16, KB), dtype=tl.float32)
+        acc, weights, scalar = _collect(
+            acc, weights, scalar, points, order, scale, squares, rows, rows_low, targets, 0, length, length, bound, edge, left,
             columns, inside, M, d, rate, KB, TOKENS, HAS_LOW, PRECISE, MIXED, STAGES,
         )  # fmt: skip
         total = tl.sum(weights, 1)
+        beside = tl.sum(scalar, 1)
         if TOKENS:
             acc = acc * (unit / tl.maximum(total, 1e-30))[:, None]
         where = first_state + chunk * 2 + tl.where(left, 0, 1)
-        _store(acc, total, states, states_low, masses, where, valid, columns, inside, d, piece, PRECISE)
+        _store(acc, total, beside, states, states_low, masses, scalars, where, valid, columns, inside, d, piece, PRECISE)
     else:
         _walk(
-            points, order, scale, rows, rows_low, targets, states, states_low, masses, unit, first_state, length,
+            points, order, scale, squares, rows, rows_low, targets, states, states_low, masses, scalars, unit, first_state, length,
             columns, inside, piece, M, d, rate, True, C, KB, DB, TOKENS, HAS_LOW, PRECISE, MIXED, STAGES,
         )  # fmt: skip
         _walk(
-            points, order, scale, rows, rows_low, targets, states, states_low, masses, unit, first_state, length,
+            points, order, scale, squares, rows, rows_low, targets, states, states_low, masses, scalars, unit, first_state, length,
             columns, inside, piece, M, d, rate, False, C, KB, DB, TOKENS, HAS_LOW, PRECISE, MIXED, STAGES,
         )  # fmt: skip
+
+
+@triton.jit
+def shared_states_pass(
+    points,
+    scale,
+    high,
+    low,
+    states,
+    states_low,
+    scalars,
+    B,
+    L,
+    N,
+    d,
+    rate,
+    C: tl.constexpr,
+    KB: tl.constexpr,
+    DB: tl.constexpr,
+    PIECES: tl.constexpr,
+    PRECISE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Write the states of ``c T`` for four samples of one slice at a time, of up to 8·C ranks each.
+
+    They share T: their sixteen lines each are the rows of one product.
+    """
+    index = tl.program_id(0)
+    piece = index % PIECES
+    index = index // PIECES
+    slice_index = (index % L).to(tl.int64)
+    line = tl.arange(0, 64)
+    sample = (index // L).to(tl.int64) * 4 + line // 16
+    left = line % 16 < 8
+    chunk = line % 8
+    bound = tl.where(left, chunk * C, chunk * C + C)
+    valid = (bound < N) & (bound > 0) & (sample < B)
+    row = sample * L + slice_index
+    edge = tl.load(points + row * N + tl.where(left, bound - 1, bound), mask=valid, other=-1e38)
+    columns = piece * DB + tl.arange(0, DB)
+    inside = columns < d
+    acc = tl.zeros((64, DB), dtype=tl.float32)
+    beside = tl.zeros((64, KB), dtype=tl.float32)
+    for first in tl.range(0, N, KB, num_stages=STAGES):
+        k = first + tl.arange(0, KB)
+        at = k[:, None] * d + columns[None, :] + slice_index * N * d
+        read = (k < N)[:, None] & inside[None, :]
+        t = tl.load(high + at, mask=read, other=0.0)
+        there = (k < N)[None, :] & valid[:, None]
+        s = tl.load(points + row[:, None] * N + k[None, :], mask=there, other=float("inf"))
+        c = tl.load(scale + row[:, None] * N + k[None, :], mask=there, other=0.0)
+        weight = decayed((edge[:, None] - s) * rate) * c
+        weight = tl.where((k[None, :] < bound[:, None]) == left[:, None], weight, 0.0)
+        beside += weight
+        first_part, second_part = split(weight * WEIGHT_UNIT)
+        acc = tl.dot(first_part, t, acc)
+        if PRECISE:
+            t_low = tl.load(low + at, mask=read, other=0.0)
+            acc = tl.dot(second_part, t, acc)
+            acc = tl.dot(first_part, t_low, acc)
+    where = row * tl.cdiv(N, C) * 2 + chunk * 2 + tl.where(left, 0, 1)
+    total = tl.sum(beside, 1)
+    _store(acc, total, total, states, states_low, scalars, scalars, where, valid, columns, inside, d, piece, PRECISE)

@@ -10,7 +10,7 @@ every run. Gradients need no more than half-precision factors, with float32 sums
 import triton
 import triton.language as tl
 
-from cswe.ops.kernels.cuda_rows import sample_length, split
+from cswe.ops.kernels.cuda_rows import decayed, sample_length, split
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _outside(
     read = has[None, :] & (ranks < length)[:, None]
     s = tl.load(points + row[None, :] * N + ranks[:, None], mask=read, other=0.0)
     c = tl.load(scale + row[None, :] * N + ranks[:, None], mask=read, other=0.0)
-    sent = tl.exp2(-tl.abs(s - edge[None, :]) * rate) * c * factor[None, :]
+    sent = decayed((s - edge[None, :]) * rate) * c * factor[None, :]
     mask = has[:, None] & inside[None, :]
     state = tl.load(states + at[:, None] * d + columns[None, :], mask=mask, other=0.0)
     high, low = split(sent)
@@ -95,7 +95,7 @@ def _inside(
     s = tl.load(points + row * N + ranks, mask=present, other=0.0)
     c = tl.load(scale + row * N + ranks, mask=present, other=0.0) * factor
     scaled = s * rate
-    kernel = tl.exp2(-tl.abs(scaled[:, None] - scaled[None, :])) * c[:, None]
+    kernel = decayed(scaled[:, None] - scaled[None, :]) * c[:, None]
     high, low = split(kernel)
     acc = tl.dot(high, v, acc)
     if PRECISE:

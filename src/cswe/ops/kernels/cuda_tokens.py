@@ -9,7 +9,7 @@ rows of a buffer of its own. It is only run where the tokens come from something
 import triton
 import triton.language as tl
 
-from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, sample_length, split, target_rows
+from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, sample_length, split, target_rows
 
 
 @triton.jit
@@ -58,13 +58,13 @@ def _sweep(
         far = tl.load(points + (tl.minimum(chunk * C + C, length) - 1 if FROM_LEFT else chunk * C))
         t, t_low = target_rows(high, low, targets, ranks, present, columns, inside, length, M, d, MIXED, True)
         t, t_low = tl.trans(t), tl.trans(t_low)
-        reached = tl.exp2(-tl.abs(s - edge) * rate)
-        onwards = tl.exp2(-tl.abs(far - edge) * rate)
-        weight = tl.where(present, tl.exp2(-tl.abs(far - s) * rate), 0.0) * c
+        reached = decayed((s - edge) * rate)
+        onwards = decayed((far - edge) * rate)
+        weight = tl.where(present, decayed((far - s) * rate), 0.0) * c
         sums = state[:, None] * reached[None, :]
         squares = square_state * reached
         if FROM_LEFT:
-            kernel = tl.exp2(-tl.abs(s[:, None] - s[None, :]) * rate) * c[:, None]
+            kernel = decayed((s[:, None] - s[None, :]) * rate) * c[:, None]
             # The targets nearly add up to 0, so at a large τ what remains is small against the terms: split both.
             first, second = split(kernel)
             sums = tl.dot(t, first, sums)
