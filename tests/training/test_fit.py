@@ -233,3 +233,26 @@ def test_a_layer_is_chosen(tmp_path):
     assert main([*arguments, "--layer", "6", "--quiet"]) == 0
     assert cswe.load(tmp_path / "run").facts.layer == 6
     assert main(["evaluate", str(tmp_path / "run"), str(store.path)]) == 0
+
+
+def test_a_recipe_from_a_file_and_options_that_change_it(trained, digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    arguments = ["--recipe", str(trained / "recipe.json"), "--epochs", "1", "--device", "cpu", "--quiet"]
+    assert main(["train", str(digits), "--out", str(run), *arguments]) == 0
+    mine, theirs = cswe.load(run).facts.recipe, cswe.load(trained).facts.recipe
+    assert mine == theirs.with_(epochs=1)
+    result = json.loads((run / "result.json").read_text())
+    assert result["epoch"] == 1
+    capsys.readouterr()
+    assert main(["evaluate", str(run), str(digits), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == result["test"]
+
+
+def test_the_papers_settings_follow_the_number_of_slices(make_store, tmp_path):
+    store = make_store(tmp_path / "store", [n % 3 for n in range(24)], classes=["a", "b", "c"])
+    arguments = ["--slices", "64", "--points", "4", "--epochs", "1", "--device", "cpu", "--quiet"]
+    for name, choice, value in (("points", "batch_size", 64), ("proteins", "bound", 10.0)):
+        assert main(["train", str(store.path), "--out", str(tmp_path / name), "--recipe", name, *arguments]) == 0
+        saved = json.loads((tmp_path / name / "recipe.json").read_text())["recipe"]
+        assert saved["name"] == name
+        assert {**saved["optimization"], **saved["bounding"]}[choice] == value

@@ -6,6 +6,7 @@ from cswe.training.errors import TrainingError, UserError
 from cswe.training.evaluate import evaluate
 from cswe.training.fit import fit
 from cswe.training.model import Model
+from cswe.training.neighbors import nearest
 from cswe.training.recipe import Recipe
 from cswe.training.recipes import SPACES, recipe
 
@@ -19,5 +20,6 @@ __all__ = [
     "evaluate",
     "fit",
     "load",
+    "nearest",
     "recipe",
 ]

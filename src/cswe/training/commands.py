@@ -86,7 +86,7 @@ def train(
     quiet
         Say nothing but the result.
     """
-    settings = Recipe(_recipe_name(recipe), pooling, bounding, head, optimization, regularization)
+    settings = Recipe(_open_recipe(recipe).name, pooling, bounding, head, optimization, regularization)
     if seeds < 1:
         raise UserError(f"seeds: expected at least 1 but got {seeds}")
     if save_steps is not None and save_steps < 1:
@@ -134,11 +134,7 @@ def prepare_train(arguments: Sequence[str]) -> Callable[..., None]:
     parser.add_argument("--slices", type=int, default=None)
     parser.add_argument("--esm", default="8M")
     known, _ = parser.parse_known_args(list(arguments))
-    if known.recipe.endswith(".json"):
-        content = read_json(Path(known.recipe))
-        chosen = Recipe.from_json(content.get("recipe", content))
-    else:
-        chosen = named_recipe(known.recipe, known.slices, known.esm)
+    chosen = _open_recipe(known.recipe, known.slices, known.esm)
     return functools.partial(
         train,
         pooling=chosen.pooling,
@@ -199,8 +195,12 @@ def _in_turn(runs: Any) -> Iterator[Record]:
                 yield record
 
 
-def _recipe_name(recipe: str) -> str:
-    return str(read_json(Path(recipe)).get("name", "own")) if recipe.endswith(".json") else recipe
+def _open_recipe(name: str, slices: int | None = None, esm: Any = "8M") -> Recipe:
+    """Return a recipe by its name, or from a file: a recipe's own, or a run's."""
+    if not name.endswith(".json"):
+        return named_recipe(name, slices, esm)  # type: ignore[arg-type]
+    content = read_json(Path(name))
+    return Recipe.from_json(content.get("recipe", content))
 
 
 def _line(record: Record, epochs: int, *, several: bool) -> str:
