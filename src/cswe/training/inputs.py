@@ -1,9 +1,10 @@
 """Sets to embed, in batches: from a store, or raw through the backbone that a model was trained on."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from cswe.tokens import Batch, Batches, TokenStore
 from cswe.tokens.backbones.base import Backbone
 from cswe.tokens.backbones.opening import BackboneOptions, open_backbone
-from cswe.tokens.loading import default_workers, load_units
+from cswe.tokens.loading import Loaded, default_workers, load_units
 from cswe.tokens.manifest import MANIFEST
 from cswe.tokens.sources.base import Source
 from cswe.tokens.sources.opening import Format, SourceOptions, open_source
@@ -66,25 +67,34 @@ class RawInput:
 
     def batches(self, batch_size: int, device: torch.device) -> Iterator[tuple[Batch, list[str]]]:
         """Yield batches; items are encoded in the groups of an extraction, so that tokens are the same to the bit."""
+        group = self.backbone.group
         waiting: list[_Encoded] = []
-        for start in range(0, len(self), self.backbone.group):
-            waiting += self._group(start, min(start + self.backbone.group, len(self)))
-            while len(waiting) >= batch_size:
-                yield _batch(waiting[:batch_size], device)
-                waiting = waiting[batch_size:]
+        with closing(self._encode([(at, min(at + group, len(self))) for at in range(0, len(self), group)])) as stream:
+            for encoded in stream:
+                waiting += encoded
+                while len(waiting) >= batch_size:
+                    yield _batch(waiting[:batch_size], device)
+                    waiting = waiting[batch_size:]
         if waiting:
             yield _batch(waiting, device)
 
     def one(self, index: int) -> Batch:
         """Encode a single item."""
-        return _batch(self._group(index, index + 1), torch.device("cpu"))[0]
+        with closing(self._encode([(index, index + 1)])) as stream:
+            return _batch(next(stream), torch.device("cpu"))[0]
 
-    def _group(self, start: int, stop: int) -> "list[_Encoded]":
+    def _encode(self, groups: list[tuple[int, int]]) -> "Generator[list[_Encoded], None, None]":
+        """Yield the items of one group after another; workers load ahead over all of them."""
+        backbone, unit = self.backbone, self.backbone.unit
+        parts = [[(at, min(at + unit, stop)) for at in range(start, stop, unit)] for start, stop in groups]
+        units = [entry for part in parts for entry in part]
+        workers = default_workers(self.source, backbone.device, unit * 3 * 512 * 512) if len(units) > 1 else 0
+        stream = iter(load_units(self.source, backbone.preparer, units, workers=workers, in_worker=lambda: None))
+        for (start, stop), part in zip(groups, parts, strict=True):
+            yield self._encoded([next(stream) for _ in part], start, stop)
+
+    def _encoded(self, loaded: list[Loaded], start: int, stop: int) -> "list[_Encoded]":
         spec, backbone, layer = self.facts.tokens, self.backbone, self.facts.layer
-        unit = backbone.unit
-        units = [(at, min(at + unit, stop)) for at in range(start, stop, unit)]
-        workers = default_workers(self.source, backbone.device, unit * 3 * 512 * 512) if stop - start > 1 else 0
-        loaded = list(load_units(self.source, backbone.preparer, units, workers=workers, in_worker=lambda: None))
         for part in loaded:
             for index, reason in part.bad:
                 raise UserError(f"{self.source.locate(index)}: {reason}; repair or remove it")
@@ -216,6 +226,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(entry) for name, entry in value.items()}
     return tuple(_plain(entry) for entry in value) if isinstance(value, list) else value
-
-
-FORMATS = get_args(Format)
