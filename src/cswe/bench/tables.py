@@ -16,8 +16,8 @@ def markdown(report: Report) -> str:
         f"**{report['device']}** · commit {report['commit'] or 'unknown'} · {report['date']} · "
         + ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
         f"`{report['command']}`",
-        "Relaxed SWGG, forward and backward to slices and reference. In brackets: how many times better than `dense` "
-        "in the same run.",
+        "Relaxed SWGG, forward and backward to slices and reference: the best of several runs, and the peak of memory "
+        "beyond the inputs. In brackets: how many times better than `dense` in the same run.",
         _table(
             ["B, N, d, L, τ", "way", "time", "peak memory", "differs by"],
             [row for cell in report["settings"] for row in _rows(cell)],
