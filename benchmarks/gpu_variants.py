@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 import cswe.ops.kernels.cuda as way
-from cswe.ops import SoftSort, fast_sort, relaxed, sorting, swgg
+from cswe.ops import SoftSort, swgg
 from cswe.ops.kernels import Problem, backend, cuda_sort, dense
 
 SETTINGS = {
@@ -19,16 +20,6 @@ SETTINGS = {
     "long": (128, 512, 256, 32, 0.001),
     "wide": (32, 100, 1280, 64, 0.01),
 }
-
-
-def patch():
-    """Sort hook, as long as it is not in place."""
-    plain = fast_sort.sort_rows
-
-    def sort(values):
-        return cuda_sort.sort_rows(values) if cuda_sort.can_sort(values) else plain(values)
-
-    sorting.sort_rows = relaxed.sort_rows = sort
 
 
 def problem_of(B, N, d, L, tau, dtype=torch.float16, seed=0):
@@ -83,12 +74,7 @@ def dense_reference(problem, grad):
 
 VARIANTS = [
     {},
-    {"chunk_registers": 128, "state_registers": 128, "pair_stages": 3, "scan_ranks": 8},
-    {"chunk_registers": 96, "state_registers": 96, "state_warps": 1, "pair_rows": 64, "pair_warps": 4, "scan_ranks": 16},
-    {"chunk_stages": 3, "state_ranks": 64, "state_warps": 4, "state_registers": 128, "pair_tokens": 32},
-    {"chunk_warps": 2, "chunk_registers": 96, "state_ranks": 64, "state_warps": 2, "pair_stages": 1, "pair_parts": 8},
-    {"state_warps": 1, "state_ranks": 64, "pair_rows": 64, "pair_warps": 4, "pair_tokens": 32, "pair_parts": 2},
-    {"state_stages": 3, "state_warps": 1, "pairs_up_to": 0, "target_stages": 3},
+    {"precise": True},
 ]
 
 
@@ -198,6 +184,42 @@ def profile(report, arguments, rows=16):
         report(f"   {e.self_device_time_total / 5000:7.3f} ms  {e.count // 5:4d}x  {e.key[:90]}")
 
 
+def growth(report):
+    """Time over N at fixed B, L and d, and its slope between the ends."""
+    times = {}
+    for count in (256, 512, 1024, 2048, 4096, 8192, 16384):
+        fast, _, _ = whole(B=16, N=count, d=128, L=32, tau=0.01, dtype=torch.float16, dense_too=False)
+        times[count] = fast[0]
+        torch.cuda.empty_cache()
+    slope = math.log(times[16384] / times[256]) / math.log(64)
+    late = math.log(times[16384] / times[2048]) / math.log(8)
+    report(f"growth {', '.join(f'{n}: {t:.2f}' for n, t in times.items())} ms; slope {slope:.2f}, from 2048 {late:.2f}")
+
+
+def cpu_profile(arguments):
+    """Where the host spends its time."""
+    import cProfile
+    import pstats
+    import time
+
+    _, _, run = whole(**arguments, dense_too=False)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(20):
+        run()
+    print(f"host time a step {(time.perf_counter() - began) * 50:.2f} ms")
+    torch.cuda.synchronize()
+    watch = cProfile.Profile()
+    watch.enable()
+    for _ in range(20):
+        run()
+    watch.disable()
+    torch.cuda.synchronize()
+    stats = pstats.Stats(watch)
+    stats.sort_stats("tottime").print_stats(22)
+    stats.sort_stats("cumulative").print_stats(45)
+
+
 CASES = {
     "vit fp16 0.01": {"B": 1024, "N": 196, "d": 192, "L": 64, "tau": 0.01, "dtype": torch.float16},
     "vit fp16 10": {"B": 1024, "N": 196, "d": 192, "L": 64, "tau": 10.0, "dtype": torch.float16},
@@ -220,7 +242,6 @@ def main():
     parser.add_argument("--warm", type=int)
     parser.add_argument("--do", default="variants,sort,whole,profile")
     options = parser.parse_args()
-    patch()
     lines = []
 
     def report(line):
@@ -249,6 +270,10 @@ def main():
             report(f"sort {shape}: torch {a:.3f} ms, here {b:.3f} ms, same {same}")
     if "whole" in do:
         whole_table(report, {**CASES, "ragged fp16": ragged_case()})
+    if "growth" in do:
+        growth(report)
+    if "cpu" in do:
+        cpu_profile(CASES["wide fp16"])
     if "profile" in do:
         profile(report, CASES["vit fp16 0.01"])
         profile(report, CASES["wide fp16"])

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cswe.ops._gpu import gpu_kernels
 from cswe.ops._memory import has_memory, share_out
 
 BLOCK_ELEMENTS = 1 << 15
@@ -25,6 +26,10 @@ def sort_rows(values: Tensor) -> tuple[Tensor, Tensor]:
     >>> sort_rows(torch.tensor([3.0, 1.0, 1.0, 2.0]))
     (tensor([1., 1., 2., 3.]), tensor([1, 2, 3, 0]))
     """
+    compiled = gpu_kernels("cuda_sort", values)
+    if compiled is not None and compiled.is_faster(values):
+        pair: tuple[Tensor, Tensor] = compiled.sort_rows(values)
+        return pair
     if not _is_faster(values):
         ranked, order = torch.sort(values, dim=-1, stable=True)
         return ranked, order

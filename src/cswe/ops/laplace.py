@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cswe.ops._gpu import gpu_kernels
+
 CHUNK = 32
 """Ranks a chunk: the dense part costs CHUNK per point, the loop has N / CHUNK steps."""
 
@@ -55,6 +57,10 @@ def plain_and_signed_sums(points: Tensor, values: Tensor, tau: float) -> tuple[T
     Equal points have sign 0, so in the signed sum a point must not see the points it ties with. Ties are found by
     comparing the points: a decay of 1 may also come from a distance that is tiny against τ.
     """
+    compiled = gpu_kernels("cuda_laplace", points, values)
+    if compiled is not None:
+        both: tuple[Tensor, Tensor] = compiled.plain_and_signed_sums(points, values, tau)
+        return both
     count = points.shape[-1]
     plain, signed = torch.empty_like(values), torch.empty_like(values)
     batch, width = values.shape[:-2], values.shape[-1]

@@ -1,9 +1,10 @@
 """The fused pass in Triton, on a GPU: as accurate as float32 asks for, in time linear in N.
 
 Scalars are scanned before and after (``cuda_scalars``). Everything d-wide runs on tensor cores, on half-precision
-factors that ``cuda_prepare`` makes: what lies outside each chunk of ranks (``cuda_states``), then the chunks, all at the
-same time (``cuda_fused``, ``cuda_targets``). No result depends on the order in which programs run, so the deterministic
-mode needs no other code. float64 goes to ``scan``.
+factors that ``cuda_prepare`` makes: what lies outside each chunk of ranks (``cuda_states``), then the chunks, all at
+the same time (``cuda_fused``, ``cuda_targets``). A single sample, as a reference is, takes a way of its own
+(``cuda_ranks``). No result depends on the order in which programs run, so the deterministic mode needs no other code.
+float64 goes to ``scan``.
 """
 
 from collections.abc import Iterator
@@ -14,11 +15,12 @@ import torch
 import triton
 from torch import Tensor
 
-from cswe.ops.kernels import scan
+from cswe.ops.kernels import cuda_ranks, scan
 from cswe.ops.kernels.cuda_fused import chunk_pass, ties_pass
 from cswe.ops.kernels.cuda_prepare import Halves, halves, terms_of
+from cswe.ops.kernels.cuda_rows import on_device_of
 from cswe.ops.kernels.cuda_scalars import normaliser_pass, slope_pass
-from cswe.ops.kernels.cuda_states import shared_states_pass, states_pass
+from cswe.ops.kernels.cuda_states import states_pass
 from cswe.ops.kernels.cuda_targets import collect_targets, ragged_targets_pass, targets_pass
 from cswe.ops.kernels.cuda_tokens import tokens_pass
 from cswe.ops.kernels.problem import Problem
@@ -43,11 +45,8 @@ class Tuning(NamedTuple):
     target_warps: int = 4
     target_stages: int = 3
     target_width: int = 256
-    chunk_samples: int = 4
     chunk_registers: int | None = 128
     state_registers: int | None = None
-    shared_warps: int = 4
-    shared_registers: int | None = None
     target_registers: int | None = 128
     scan_ranks: int = 16
     precise: bool | None = None
@@ -61,7 +60,7 @@ def value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]
     """Give S ``(B, L)`` and its derivative with respect to the sorted projections ``(B, L, N)``."""
     if problem.points.dtype != torch.float32:
         return scan.value_and_slope(problem, with_slope)
-    with torch.cuda.device_of(problem.points):
+    with on_device_of(problem.points):
         return _value_and_slope(_contiguous(problem), with_slope)
 
 
@@ -69,7 +68,7 @@ def targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
     """Give the gradient of ``Σ grad · S`` with respect to the targets, ``(L, M, d)``."""
     if problem.points.dtype != torch.float32:
         return scan.targets_gradient(problem, grad)
-    with torch.cuda.device_of(problem.points):
+    with on_device_of(problem.points):
         return _targets_gradient(_contiguous(problem), grad.contiguous())
 
 
@@ -77,7 +76,7 @@ def tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Give the gradient of ``Σ grad · S`` with respect to the tokens ``(B, N, d)`` and their squares ``(B, N)``."""
     if problem.points.dtype != torch.float32:
         return scan.tokens_gradient(problem, grad)
-    with torch.cuda.device_of(problem.points):
+    with on_device_of(problem.points):
         return _tokens_gradient(_contiguous(problem), grad.contiguous())
 
 
@@ -88,6 +87,8 @@ def _contiguous(problem: Problem) -> Problem:
         order=problem.order.contiguous(),
         tokens=problem.tokens.contiguous(),
         squares=problem.squares.contiguous(),
+        targets=problem.targets.contiguous(),
+        centre=problem.centre.contiguous(),
         lengths=None if lengths is None else lengths.contiguous(),
     )
 
@@ -150,13 +151,6 @@ def _states(problem: Problem, scale: Tensor, parts: Halves, of_tokens: bool, pre
     scalar = torch.empty_like(mass)
     pieces = triton.cdiv(width, piece)
     rows, rows_low = (parts.tokens, parts.tokens_low) if of_tokens else (parts.high, parts.low if precise else None)
-    if not of_tokens and not ragged and count <= 8 * tuning.chunk:
-        shared_states_pass[(triton.cdiv(batch, 4) * slices * pieces,)](
-            problem.points, scale, parts.high, parts.low, high, low, scalar, batch, slices, count, width,
-            _rate(problem), C=tuning.chunk, KB=32, DB=piece, PIECES=pieces, PRECISE=precise,
-            STAGES=tuning.state_stages, num_warps=tuning.shared_warps, maxnreg=tuning.shared_registers,
-        )  # fmt: skip
-        return States(high, low, mass, scalar)
     states_pass[(batch * slices * pieces,)](
         problem.points, problem.order, scale, problem.squares, rows, _or(rows_low, rows), parts.targets,
         _or(problem.lengths, problem.order), high, low, mass, scalar, parts.units,
@@ -182,6 +176,8 @@ def _value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor
     batch, slices, count, targets, width = problem.sizes
     points, ragged = problem.points, problem.lengths is not None
     scale = _normaliser(problem)
+    if cuda_ranks.fits(problem):
+        return cuda_ranks.value_and_slope(problem, scale, with_slope)
     parts = halves(problem)
     # A single sample is a reference being sorted softly, with its squared norms as a column: far from centred.
     precise = ragged or batch == 1 or needs_both_parts(count, width) or bool(tuning.precise)
@@ -192,8 +188,7 @@ def _value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor
         own_scale = scale[start:stop]
         of_tokens = _states(block, own_scale, own, True, precise)
         of_targets = _states(block, own_scale, own, False, precise) if with_slope else of_tokens
-        sets = triton.cdiv(stop - start, tuning.chunk_samples)
-        chunk_pass[(sets * slices * triton.cdiv(count, tuning.chunk),)](
+        chunk_pass[((stop - start) * slices * triton.cdiv(count, tuning.chunk),)](
             block.points, block.order, own_scale, block.squares, own.tokens, _or(own.tokens_low, own.tokens),
             own.high, own.low, own.targets, _or(block.lengths, block.order),
             of_tokens.high, of_tokens.low, of_tokens.mass, of_tokens.scalar,
@@ -201,7 +196,7 @@ def _value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor
             stop - start, slices, count, targets, width, _rate(problem),
             C=tuning.chunk, DB=64, EVEN=width % 64 == 0, HAS_LOW=own.tokens_low is not None, PRECISE=precise,
             MIXED=ragged, SLOPE=with_slope, STAGES=tuning.chunk_stages, num_warps=tuning.chunk_warps,
-            SAMPLES=tuning.chunk_samples, maxnreg=tuning.chunk_registers,
+            maxnreg=tuning.chunk_registers,
         )  # fmt: skip
     lengths = _or(problem.lengths, problem.order)
     if with_slope:
@@ -246,40 +241,45 @@ def _targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
     batch, slices, count, targets, width = problem.sizes
     ragged = problem.lengths is not None
     scale = _normaliser(problem)
-    parts = halves(problem)
+    if cuda_ranks.fits(problem):
+        return cuda_ranks.targets_gradient(problem, grad, scale)
+    parts = halves(problem, with_targets=False)
     # A single sample is how a reference is sorted softly: a value then, not only a gradient.
     precise = batch == 1 or needs_both_parts(count, width)
     largest = torch.linalg.vector_norm(grad, torch.inf, dim=0)
     piece = _width_of_pieces(width, tuning.target_width)
     pieces, chunks = triton.cdiv(width, piece), triton.cdiv(count, tuning.chunk)
-    sums = []
-    for start, stop in _blocks(problem, 2 if precise else 1):
+    rows = targets if ragged else count
+    programs = slices * pieces * (1 if ragged else chunks)
+    blocks = list(_blocks(problem, 2 if precise else 1))
+    each, buffers = _partial_sums(blocks[0][1], programs, slices * rows * width * len(blocks))
+    make = torch.zeros if ragged else torch.empty
+    partial = make((buffers * len(blocks), slices, rows, width), dtype=torch.float32, device=grad.device)
+    used = 0
+    for start, stop in blocks:
         block, own, own_scale = problem.samples(start, stop), parts.samples(start, stop), scale[start:stop]
         states = _states(block, own_scale, own, True, precise)
-        rows = targets if ragged else count
-        programs = slices * pieces * (1 if ragged else chunks)
-        each, buffers = _partial_sums(stop - start, programs, slices * rows * width)
-        make = torch.zeros if ragged else torch.empty
-        partial = make((buffers, slices, rows, width), dtype=torch.float32, device=grad.device)
+        buffers = triton.cdiv(stop - start, each)
+        here = partial[used : used + buffers]
+        used += buffers
         shared = {"C": tuning.chunk, "DB": piece, "PIECES": pieces, "PRECISE": precise}
         has_low, low = own.tokens_low is not None, _or(own.tokens_low, own.tokens)
         if ragged:
             ragged_targets_pass[(buffers * programs,)](
                 block.points, block.order, own_scale, own.tokens, low, block.lengths, grad[start:stop], largest,
-                states.high, states.low, states.mass, partial, own.units,
+                states.high, states.low, states.mass, here, own.units,
                 stop - start, slices, count, targets, width, _rate(problem), each,
                 HAS_LOW=has_low, num_warps=tuning.target_warps, **shared,
             )  # fmt: skip
         else:
             targets_pass[(buffers * programs,)](
                 block.points, block.order, own_scale, own.tokens, low, grad[start:stop], largest,
-                states.high, states.low, states.mass, partial, own.units,
+                states.high, states.low, states.mass, here, own.units,
                 stop - start, slices, count, width, _rate(problem), each,
                 HAS_LOW=has_low, STAGES=tuning.target_stages, num_warps=tuning.target_warps,
                 maxnreg=tuning.target_registers, **shared,
             )  # fmt: skip
-        sums.append(partial)
-    return _collect(problem, grad, parts, sums[0] if len(sums) == 1 else torch.cat(sums))
+    return _collect(problem, grad, parts, partial[:used])
 
 
 def _collect(problem: Problem, grad: Tensor, parts: Halves, partial: Tensor) -> Tensor:
@@ -305,6 +305,8 @@ def _tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
     batch, slices, count, targets, width = problem.sizes
     ragged = problem.lengths is not None
     scale = _normaliser(problem)
+    if cuda_ranks.fits(problem):
+        return cuda_ranks.tokens_gradient(problem, grad, scale)
     parts = halves(problem)
     piece = _width_of_pieces(width, 64)
     pieces = triton.cdiv(width, piece)

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 r"""The d-wide part of the fused pass in Triton, one chunk of ranks a program, on tensor cores.
 
 With T the coupled targets and V the sorted tokens of a chunk, all that the chunk needs of itself is the Gram matrix
@@ -61,7 +62,6 @@ def chunk_pass(
     MIXED: tl.constexpr,
     SLOPE: tl.constexpr,
     STAGES: tl.constexpr,
-    SAMPLES: tl.constexpr,
 ):
     r"""Compute, per rank, :math:`h_r = -c_r² t_r` and :math:`c_r (A - B)_r + (E - F)_r + h_r (K̃ 1)_r`, ``(B, L, N)``.
 
@@ -73,65 +73,11 @@ def chunk_pass(
     slice_index = (index % L).to(tl.int64)
     index = index // L
     start = (index % chunks) * C
-    high += slice_index * N * d
-    low += slice_index * N * d
-    targets += slice_index * M * d
-    # A few samples in turn: T then comes from the first-level cache.
-    for number in range(SAMPLES):
-        sample = slice_index * 0 + (index // chunks) * SAMPLES + number
-        _one_chunk(
-            points, order, scale, squares, tokens, tokens_low, high, low, targets, lengths, token_states,
-            token_states_low, masses, square_states, target_states, target_states_low, scale_states, height, base,
-            units, sample, slice_index, start, B, L, N, M, d, rate,
-            C, DB, EVEN, HAS_LOW, PRECISE, MIXED, SLOPE, STAGES,
-        )  # fmt: skip
-
-
-@triton.jit
-def _one_chunk(
-    all_points,
-    order,
-    scale,
-    squares,
-    all_tokens,
-    all_tokens_low,
-    high,
-    low,
-    targets,
-    lengths,
-    token_states,
-    token_states_low,
-    masses,
-    square_states,
-    target_states,
-    target_states_low,
-    scale_states,
-    height,
-    base,
-    units,
-    sample,
-    slice_index,
-    start,
-    B,
-    L,
-    N,
-    M,
-    d,
-    rate,
-    C: tl.constexpr,
-    DB: tl.constexpr,
-    EVEN: tl.constexpr,
-    HAS_LOW: tl.constexpr,
-    PRECISE: tl.constexpr,
-    MIXED: tl.constexpr,
-    SLOPE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    sample = (index // chunks).to(tl.int64)
     length = sample_length(lengths, sample, B, N, MIXED)
-    chunks = tl.cdiv(N, C)
     if start < length:
         row = sample * L + slice_index
-        points = all_points + row * N
+        points += row * N
         ranks = start + tl.arange(0, C)
         present = ranks < length
         s = tl.load(points + ranks, mask=present, other=0.0)
@@ -140,8 +86,11 @@ def _one_chunk(
         mass = 1.0 / length
         q = tl.load(squares + sample * N + token, mask=present, other=0.0) * mass
         at = token * d
-        tokens = all_tokens + sample * N * d
-        tokens_low = all_tokens_low + sample * N * d
+        tokens += sample * N * d
+        tokens_low += sample * N * d
+        high += slice_index * N * d
+        low += slice_index * N * d
+        targets += slice_index * M * d
         state = (row * chunks + start // C) * 2
         has_left = start > 0
         has_right = start + C < length

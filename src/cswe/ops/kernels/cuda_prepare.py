@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Tokens and targets in the half-precision form that the tensor-core passes read, in Triton."""
 
 from typing import NamedTuple
@@ -54,7 +55,7 @@ def _units(largest_token, largest_target, centre, units, d, EXACT: tl.constexpr,
     bound = tl.load(largest_target).to(tl.float32)
     per_target = tl.exp2(tl.floor(-tl.log2(tl.maximum(bound, 1e-20)) + TARGET_BITS))
     token_unit = 1.0 if EXACT else per_token
-    tl.store(units, per_token if EXACT else 1.0)
+    tl.store(units, 1.0)
     tl.store(units + 1, 1 / (per_target * token_unit))
     tl.store(units + 2, per_target)
     tl.store(units + 3, token_unit)
@@ -111,30 +112,27 @@ def _split_targets(
             tl.store(low + at, second, mask=write)
 
 
-def halves(problem: Problem) -> Halves:
+def halves(problem: Problem, with_targets: bool = True) -> Halves:
     """Bring tokens and targets into half precision without losing accuracy.
 
     Half-precision tokens are read as they are. bfloat16 ones are exact in half precision too, once scaled by a power
     of two. float32 ones are centred, scaled and split into two parts.
     """
     batch, slices, count, targets, width = problem.sizes
-    tokens, device = problem.tokens.contiguous(), problem.points.device
+    tokens, reference, centre = problem.tokens, problem.targets, problem.centre
     exact, has_low = tokens.dtype == torch.float16, tokens.dtype not in (torch.float16, torch.bfloat16)
-    units = torch.empty(4, dtype=torch.float32, device=device)
-    reference, centre = problem.targets.contiguous(), problem.centre.contiguous()
+    if exact and not with_targets:
+        nothing = tokens.new_empty(0)
+        return Halves(tokens, None, nothing, nothing, reference, centre.new_ones(4), False)
+    units = torch.empty(4, dtype=torch.float32, device=tokens.device)
+    largest = torch.linalg.vector_norm(reference, torch.inf)
     _units[(1,)](
-        torch.linalg.vector_norm(tokens, torch.inf),
-        torch.linalg.vector_norm(reference, torch.inf),
-        centre,
-        units,
-        width,
-        EXACT=exact,
-        DB=256,
-        num_warps=1,
-    )
+        largest if exact else torch.linalg.vector_norm(tokens, torch.inf), largest, centre, units, width,
+        EXACT=exact, DB=256, num_warps=1,
+    )  # fmt: skip
     high, low = tokens, None
     if not exact:
-        high = torch.empty(tokens.shape, dtype=torch.float16, device=device)
+        high = torch.empty(tokens.shape, dtype=torch.float16, device=tokens.device)
         low = torch.empty_like(high) if has_low else None
         rows = batch * count
         _split_tokens[(triton.cdiv(rows, 16),)](
@@ -142,13 +140,12 @@ def halves(problem: Problem) -> Halves:
         )
     mixed = problem.lengths is not None
     scaled = torch.empty_like(reference) if mixed else reference
-    shape = (slices, 0 if mixed else count, width)
-    t_high = torch.empty(shape, dtype=torch.float16, device=device)
+    t_high = torch.empty((slices, 0 if mixed else count, width), dtype=torch.float16, device=tokens.device)
     t_low = torch.empty_like(t_high)
-    _split_targets[(triton.cdiv(targets if mixed else count, 4), slices)](
-        reference, units, t_high, t_low, scaled, count, targets, width,
-        ROWS=4, DB=128, MIXED=mixed, num_warps=1,
-    )  # fmt: skip
+    if with_targets:
+        _split_targets[(triton.cdiv(targets if mixed else count, 4), slices)](
+            reference, units, t_high, t_low, scaled, count, targets, width, ROWS=4, DB=128, MIXED=mixed, num_warps=1
+        )
     return Halves(high, low, t_high, t_low, scaled, units, has_low)
 
 

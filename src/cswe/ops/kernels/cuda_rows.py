@@ -1,15 +1,24 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """What the d-wide passes in Triton share: rows of tokens and of coupled targets in half precision."""
 
+import contextlib
 import os
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 """Whether Triton runs on the CPU, which knows no assembly."""
 
 WEIGHT_UNIT = tl.constexpr(1024.0)
 """Keeps weights · 1/Z, at least 1/N at the nearest point, in the range of normal half-precision numbers."""
+
+
+def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Launch kernels on a tensor's device, on its current stream; interpreted ones run on the CPU."""
+    return torch.cuda.device_of(tensor) if tensor.is_cuda else contextlib.nullcontext()
 
 
 @triton.jit

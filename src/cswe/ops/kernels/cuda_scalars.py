@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 r"""The passes over scalars, before and after the d-wide one, in Triton.
 
 Before: ``c = 1/Z``. After: the value, and the slope, which still lacks the kernel sums of :math:`h_r = -c_r² t_r`:
@@ -28,9 +29,7 @@ def _at(values, place):
 
 
 @triton.jit
-def normaliser_pass(
-    points, lengths, scale, rows, L, N, rate, R: tl.constexpr, NB: tl.constexpr, RAGGED: tl.constexpr
-):
+def normaliser_pass(points, lengths, scale, rows, L, N, rate, R: tl.constexpr, NB: tl.constexpr, RAGGED: tl.constexpr):
     """Write ``c = 1/Z``, ``(B, L, N)``."""
     row = (tl.program_id(0) * R + tl.arange(0, R))[:, None]
     length = tl.load(lengths + row // L, mask=row < rows, other=1).to(tl.int32) if RAGGED else N

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """First-order recurrences along an axis of a tile, in Triton: what the passes over scalars and the soft sort share."""
 
 import triton

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 r"""What lies outside each chunk of ranks, as decayed sums of rows: on tensor cores, in Triton.
 
 The ranks of a sample and slice are cut into chunks of C. Seen from a chunk's neighbour on the left, with point e, all
@@ -79,7 +80,20 @@ def _collect(
 
 @triton.jit
 def _store(
-    acc, total, beside, states, states_low, masses, scalars, where, write, columns, inside, d, piece, PRECISE: tl.constexpr
+    acc,
+    total,
+    beside,
+    states,
+    states_low,
+    masses,
+    scalars,
+    where,
+    write,
+    columns,
+    inside,
+    d,
+    piece,
+    PRECISE: tl.constexpr,
 ):
     high, low = split(acc)
     at = where[:, None] * d + columns[None, :]
@@ -151,7 +165,8 @@ def _walk(
         weights = tl.zeros((16, KB), dtype=tl.float32)
         scalar = tl.zeros((16, KB), dtype=tl.float32)
         acc, weights, scalar = _collect(
-            acc, weights, scalar, points, order, scale, squares, rows, rows_low, targets, start, stop, length, bound, edge, left,
+            acc, weights, scalar, points, order, scale, squares, rows, rows_low, targets,
+            start, stop, length, bound, edge, left,
             columns, inside, M, d, rate, KB, TOKENS, HAS_LOW, PRECISE, MIXED, STAGES,
         )  # fmt: skip
         total = reach * carried + tl.sum(weights, 1)
@@ -163,7 +178,10 @@ def _walk(
         if TOKENS:
             acc = acc * (unit / tl.maximum(total, 1e-30))[:, None]
         where = first_state + (start // C + line) * 2 + (0 if FROM_LEFT else 1)
-        _store(acc, total, beside, states, states_low, masses, scalars, where, write, columns, inside, d, piece, PRECISE)
+        _store(
+            acc, total, beside, states, states_low, masses, scalars, where, write,
+            columns, inside, d, piece, PRECISE,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -202,7 +220,8 @@ def states_pass(
     """Write the states of tokens (averages, with their masses) or of ``c T`` (sums) around every chunk.
 
     ``states`` is ``(B, L, chunks, 2, d)`` in half precision, left before right, ``masses`` and ``scalars`` the same
-    without d. Where a chunk has nothing on a side, nothing is written. ``rows`` are the tokens ``(B, N, d)`` or T ``(L, N, d)``.
+    without d. Where a chunk has nothing on a side, nothing is written. ``rows`` are the tokens ``(B, N, d)`` or T
+    ``(L, N, d)``.
     """
     index = tl.program_id(0)
     piece = index % PIECES
@@ -238,7 +257,8 @@ def states_pass(
         weights = tl.zeros((16, KB), dtype=tl.float32)
         scalar = tl.zeros((16, KB), dtype=tl.float32)
         acc, weights, scalar = _collect(
-            acc, weights, scalar, points, order, scale, squares, rows, rows_low, targets, 0, length, length, bound, edge, left,
+            acc, weights, scalar, points, order, scale, squares, rows, rows_low, targets,
+            0, length, length, bound, edge, left,
             columns, inside, M, d, rate, KB, TOKENS, HAS_LOW, PRECISE, MIXED, STAGES,
         )  # fmt: skip
         total = tl.sum(weights, 1)
@@ -246,76 +266,18 @@ def states_pass(
         if TOKENS:
             acc = acc * (unit / tl.maximum(total, 1e-30))[:, None]
         where = first_state + chunk * 2 + tl.where(left, 0, 1)
-        _store(acc, total, beside, states, states_low, masses, scalars, where, valid, columns, inside, d, piece, PRECISE)
+        _store(
+            acc, total, beside, states, states_low, masses, scalars, where, valid,
+            columns, inside, d, piece, PRECISE,
+        )  # fmt: skip
     else:
         _walk(
-            points, order, scale, squares, rows, rows_low, targets, states, states_low, masses, scalars, unit, first_state, length,
+            points, order, scale, squares, rows, rows_low, targets, states, states_low, masses, scalars,
+            unit, first_state, length,
             columns, inside, piece, M, d, rate, True, C, KB, DB, TOKENS, HAS_LOW, PRECISE, MIXED, STAGES,
         )  # fmt: skip
         _walk(
-            points, order, scale, squares, rows, rows_low, targets, states, states_low, masses, scalars, unit, first_state, length,
+            points, order, scale, squares, rows, rows_low, targets, states, states_low, masses, scalars,
+            unit, first_state, length,
             columns, inside, piece, M, d, rate, False, C, KB, DB, TOKENS, HAS_LOW, PRECISE, MIXED, STAGES,
         )  # fmt: skip
-
-
-@triton.jit
-def shared_states_pass(
-    points,
-    scale,
-    high,
-    low,
-    states,
-    states_low,
-    scalars,
-    B,
-    L,
-    N,
-    d,
-    rate,
-    C: tl.constexpr,
-    KB: tl.constexpr,
-    DB: tl.constexpr,
-    PIECES: tl.constexpr,
-    PRECISE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Write the states of ``c T`` for four samples of one slice at a time, of up to 8·C ranks each.
-
-    They share T: their sixteen lines each are the rows of one product.
-    """
-    index = tl.program_id(0)
-    piece = index % PIECES
-    index = index // PIECES
-    slice_index = (index % L).to(tl.int64)
-    line = tl.arange(0, 64)
-    sample = (index // L).to(tl.int64) * 4 + line // 16
-    left = line % 16 < 8
-    chunk = line % 8
-    bound = tl.where(left, chunk * C, chunk * C + C)
-    valid = (bound < N) & (bound > 0) & (sample < B)
-    row = sample * L + slice_index
-    edge = tl.load(points + row * N + tl.where(left, bound - 1, bound), mask=valid, other=-1e38)
-    columns = piece * DB + tl.arange(0, DB)
-    inside = columns < d
-    acc = tl.zeros((64, DB), dtype=tl.float32)
-    beside = tl.zeros((64, KB), dtype=tl.float32)
-    for first in tl.range(0, N, KB, num_stages=STAGES):
-        k = first + tl.arange(0, KB)
-        at = k[:, None] * d + columns[None, :] + slice_index * N * d
-        read = (k < N)[:, None] & inside[None, :]
-        t = tl.load(high + at, mask=read, other=0.0)
-        there = (k < N)[None, :] & valid[:, None]
-        s = tl.load(points + row[:, None] * N + k[None, :], mask=there, other=float("inf"))
-        c = tl.load(scale + row[:, None] * N + k[None, :], mask=there, other=0.0)
-        weight = decayed((edge[:, None] - s) * rate) * c
-        weight = tl.where((k[None, :] < bound[:, None]) == left[:, None], weight, 0.0)
-        beside += weight
-        first_part, second_part = split(weight * WEIGHT_UNIT)
-        acc = tl.dot(first_part, t, acc)
-        if PRECISE:
-            t_low = tl.load(low + at, mask=read, other=0.0)
-            acc = tl.dot(second_part, t, acc)
-            acc = tl.dot(first_part, t_low, acc)
-    where = row * tl.cdiv(N, C) * 2 + chunk * 2 + tl.where(left, 0, 1)
-    total = tl.sum(beside, 1)
-    _store(acc, total, total, states, states_low, scalars, scalars, where, valid, columns, inside, d, piece, PRECISE)

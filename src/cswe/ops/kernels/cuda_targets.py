@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 r"""The gradient with respect to the targets in Triton, on tensor cores.
 
 .. math:: ∂T_r = -2 \sum_i g_{il} c_r (K V_i)_r

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 r"""The gradient with respect to the tokens and their squared norms in Triton.
 
 .. math:: ∂v_k = -2 \sum_l g_{il} (K c T_l)_k, \qquad ∂‖v_k‖² = \sum_l g_{il} m (K c)_k

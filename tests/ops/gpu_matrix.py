@@ -1,0 +1,264 @@
+"""The Triton kernels against the definition in float64: `python tests/ops/gpu_matrix.py gpu` (or `interpret`).
+
+Interpreted, the kernels run on the CPU at small sizes, in a process of their own: Triton reads the switch when it is
+imported. On a GPU the same matrix runs at real sizes, with what only a GPU has: streams, devices, large tensors.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+if __name__ == "__main__" and sys.argv[1:] == ["interpret"]:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+
+from cswe.ops import SoftSort, swgg
+from cswe.ops.kernels import Problem, backend, cuda, cuda_laplace, cuda_sort, dense
+from cswe.ops.laplace import plain_and_signed_sums
+
+VALUES, GRADIENTS = 1e-5, 1e-3
+"""What is asked for, in norm."""
+
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+
+# batch, ranks, targets, dimensions, slices, τ; then what is special.
+SMALL = [
+    ((3, 17, 17, 19, 2, 0.1), {"dtype": HALF}),
+    ((2, 35, 35, 5, 1, 1e-3), {}),
+    ((2, 1, 1, 3, 1, 1.0), {}),
+    ((2, 41, 41, 7, 1, 10.0), {"ties": "pairs", "dtype": BRAIN}),
+    ((2, 70, 70, 4, 1, 0.1), {"ties": "wide"}),
+    ((2, 40, 23, 6, 1, 0.1), {"dtype": HALF, "offset": 3.0}),
+    ((2, 9, 40, 6, 1, 0.5), {}),
+    ((4, 40, 23, 6, 1, 1.0), {"lengths": [30, 1, 40, 2], "ties": "pairs", "dtype": HALF}),
+    ((2, 270, 270, 3, 1, 0.2), {"ties": "pairs"}),
+    ((1, 6, 6, 3, 1, 0.3), {"ties": "pairs"}),
+    ((2, 130, 130, 64, 1, 0.1), {"dtype": HALF}),  # large enough for T in one part
+]
+REAL = [
+    ((1024, 196, 196, 192, 8, 0.01), {"dtype": HALF, "looked_at": 16}),
+    ((64, 196, 196, 192, 8, 10.0), {"dtype": HALF, "looked_at": 16}),
+    ((37, 197, 197, 191, 5, 0.1), {"dtype": BRAIN, "looked_at": 37}),
+    ((16, 196, 196, 192, 8, 0.01), {}),
+    ((16, 512, 512, 256, 4, 1e-3), {"dtype": HALF}),
+    ((8, 100, 100, 1280, 8, 0.01), {}),
+    ((8, 101, 100, 1283, 3, 1.0), {"dtype": HALF}),
+    ((9, 1, 1, 33, 3, 1.0), {}),
+    ((9, 1, 7, 33, 3, 1.0), {"dtype": HALF}),
+    ((5, 33, 97, 67, 3, 0.1), {}),
+    ((8, 196, 196, 192, 4, 0.1), {"ties": "pairs"}),
+    ((8, 196, 196, 192, 4, 1.0), {"ties": "wide", "dtype": HALF}),
+    ((4, 700, 700, 64, 3, 0.05), {"ties": "wide"}),
+    ((4, 1500, 900, 64, 3, 0.5), {"dtype": HALF}),
+    ((32, 1024, 512, 320, 4, 0.01), {"lengths": "drawn", "dtype": HALF}),
+    ((32, 300, 77, 48, 4, 10.0), {"lengths": "drawn"}),
+    ((12, 196, 300, 192, 4, 1e-3), {"lengths": "drawn", "ties": "pairs"}),
+    ((8, 196, 196, 192, 4, 0.1), {"offset": 5.0, "dtype": HALF}),
+    ((8, 196, 196, 192, 4, 0.1), {"offset": 5.0, "scale": 1e-3}),
+    ((1, 196, 196, 193, 64, 0.01), {"offset": 1.0}),
+    ((1, 2048, 2048, 65, 4, 0.1), {}),
+]
+
+
+def make(shape, device, dtype=SINGLE, ties="none", lengths=None, offset=0.0, scale=1.0, seed=0, **_):
+    """State a problem as ``swgg`` would: projections, sorted; the reference in rank order, times its mass."""
+    batch, count, targets, width, slices, tau = shape
+    generator = torch.Generator().manual_seed(seed)
+    x = ((torch.randn(batch, count, width, generator=generator) + offset) * scale).to(dtype)
+    if ties == "pairs":
+        x[:, 1::2] = x[:, 0 : (count // 2) * 2 : 2]
+    if ties == "wide":
+        x[:, : count // 3 + 40] = x[:, :1]
+    y = (torch.randn(targets, width, generator=generator) + offset) * scale
+    directions = torch.nn.functional.normalize(torch.randn(slices, width, generator=generator), dim=-1)
+    if lengths == "drawn":
+        lengths = torch.randint(1, count + 1, (batch,), generator=generator)
+    elif lengths is not None:
+        lengths = torch.tensor(lengths)
+    x, y, directions = x.to(device), y.to(device), directions.to(device)
+    centre = y.mean(0)
+    centred = x.float() - centre
+    points = (centred @ directions.T).transpose(1, 2) / scale
+    if lengths is not None:
+        lengths = lengths.to(device)
+        mask = (torch.arange(count, device=device) < lengths[:, None]).unsqueeze(1)
+        points = points.masked_fill(~mask, 1e30)
+    points, order = torch.sort(points, dim=-1, stable=True)
+    if lengths is not None:
+        points = torch.where(mask, points, points.gather(-1, (lengths - 1).reshape(-1, 1, 1).expand(-1, slices, 1)))
+    ranked = (y - centre)[((y - centre) @ directions.T).argsort(0).T] / targets
+    squares = centred.square().sum(-1)
+    return Problem(points.contiguous(), order, x, squares, ranked.contiguous(), centre, lengths, None, None, tau)
+
+
+def error(found, expected):
+    size = expected.double().norm()
+    return float((found.double() - expected.double()).norm() / size) if size > 0 else float(found.double().norm())
+
+
+def by_definition(problem, grad):
+    """Value, slope of the sum, and gradients of ``Σ grad · S``, in float64, a few samples at a time."""
+    values, slopes, tokens, squares, targets = [], [], [], [], 0
+    for start in range(problem.points.shape[0]):
+        part = problem.samples(start, start + 1)
+        names = ("points", "tokens", "squares", "targets")
+        doubled = {name: getattr(part, name).double().requires_grad_() for name in names}
+        value = dense.value(part._replace(**doubled, centre=part.centre.double()))
+        slope = torch.autograd.grad(value.sum(), doubled["points"], retain_graph=True)[0]
+        slopes.append(slope * part.present())
+        _, at_tokens, at_squares, at_targets = torch.autograd.grad(
+            (value * grad[start : start + 1]).sum(), list(doubled.values())
+        )
+        values.append(value.detach())
+        tokens.append(at_tokens)
+        squares.append(at_squares)
+        targets = targets + at_targets
+    return torch.cat(values), torch.cat(slopes), targets, torch.cat(tokens), torch.cat(squares)
+
+
+def check_kernels(shape, special, device):
+    problem = make(shape, device, **special)
+    looked_at = special.get("looked_at", problem.points.shape[0])
+    generator = torch.Generator().manual_seed(1)
+    grad = (torch.rand(problem.points.shape[:2], generator=generator) + 0.5).to(device)
+    grad[looked_at:] = 0
+    part = problem.samples(0, looked_at)
+    expected = by_definition(part, grad[:looked_at])
+    value, slope = cuda.value_and_slope(problem, True)
+    alone, nothing = cuda.value_and_slope(problem, False)
+    assert torch.equal(alone, value)
+    assert nothing.shape == (problem.points.shape[0], 0, 0)
+    targets = cuda.targets_gradient(problem, grad)
+    tokens, squares = cuda.tokens_gradient(problem, grad)
+    if problem.lengths is not None:
+        assert bool((slope[(problem.present() == 0).expand(slope.shape)] == 0).all())
+    found = (value[:looked_at], slope[:looked_at], targets, tokens[:looked_at], squares[:looked_at])
+    limits = (VALUES, GRADIENTS, GRADIENTS, GRADIENTS, GRADIENTS)
+    errors = [error(f, e) for f, e in zip(found, expected, strict=True)]
+    if problem.points.shape[2] == 1:  # a single point: its slope is 0 by definition
+        assert bool((slope == 0).all())
+    return errors, all(e <= limit for e, limit in zip(errors, limits, strict=True))
+
+
+def check_parts(device):
+    """Sorting and the Laplace sums, which the kernels' neighbours use."""
+    generator = torch.Generator().manual_seed(2)
+    small = device == "cpu"
+    values = torch.randn(2, 21 if small else 196, 3, generator=generator).to(device).transpose(1, 2)
+    values[0, 0, 5] = values[0, 0, 9]
+    values[0, 1, 3], values[0, 1, 2] = 0.0, -0.0
+    values.requires_grad_()
+    ordered, order = cuda_sort.sort_rows(values)
+    expected, expected_order = torch.sort(values, dim=-1, stable=True)
+    assert torch.equal(ordered, expected)
+    assert torch.equal(order, expected_order)
+    weight = torch.arange(ordered.numel(), device=device).reshape(ordered.shape).float()
+    found = torch.autograd.grad((ordered * weight).sum(), values)[0]
+    assert torch.equal(found, torch.autograd.grad((expected * weight).sum(), values)[0])
+    worst = 0.0
+    for count, width in [(17, 3), (1, 2)] if small else [(17, 3), (300, 130), (1, 2), (1000, 1)]:
+        points = torch.randint(0, 9, (2, count), generator=generator).float().sort(-1).values.to(device)
+        rows = torch.randn(2, count, width, generator=generator).to(device)
+        expected = plain_and_signed_sums(points.double(), rows.double(), 0.7)
+        for f, e in zip(cuda_laplace.plain_and_signed_sums(points, rows, 0.7), expected, strict=True):
+            worst = max(worst, error(f, e))
+    assert worst < 1e-5, worst
+    return worst
+
+
+def check_on_gpu():
+    """What only a GPU has: streams, the whole path, missing gradients, deterministic mode, more than 2³¹ numbers."""
+    generator = torch.Generator(device="cuda").manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    x, y, slices = draw(6, 50, 40).half(), draw(45, 40), draw(7, 40)
+    mask = torch.rand(6, 50, device="cuda", generator=generator) < 0.7
+    mask[:, 0] = True
+    messages = []
+
+    def whole(x, y, slices, mask=None, way="cuda"):
+        leaves = [t.detach().clone().requires_grad_() for t in (x.float() if way == "dense" else x, y, slices)]
+        if way == "dense":
+            leaves = [t.detach().double().requires_grad_() for t in leaves]
+        with backend(way):
+            value = swgg(*leaves, SoftSort(0.1), x_mask=mask)
+        return value, torch.autograd.grad(value.sum(), leaves)
+
+    for m in (None, mask):
+        value, grads = whole(x, y, slices, m)
+        expected, expected_grads = whole(x, y, slices, m, "dense")
+        errors = [error(value, expected)] + [error(g, e) for g, e in zip(grads, expected_grads, strict=True)]
+        assert errors[0] < VALUES, errors
+        assert max(errors[1:]) < GRADIENTS, errors
+        messages.append("whole path " + " ".join(f"{e:.1e}" for e in errors))
+
+    strided = [torch.stack([t, t], -1)[..., 0] for t in (x, y, slices)]
+    assert not strided[0].is_contiguous()
+    value, grads = whole(x, y, slices)
+    again, grads_again = whole(*strided)
+    assert torch.allclose(value, again, rtol=1e-6)
+    assert error(grads_again[2], grads[2]) < 1e-4
+
+    for wanted in ((), (1,), (2,), (0, 1)):
+        leaves = [t.detach().clone().requires_grad_(i in wanted) for i, t in enumerate((x, y, slices))]
+        value = swgg(*leaves, SoftSort(0.1))
+        if wanted:
+            for i, g in zip(wanted, torch.autograd.grad(value.sum(), [leaves[i] for i in wanted]), strict=True):
+                assert error(g, grads[i]) < 1e-3
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # work on the wrong stream would not wait for this
+        late = x.clone().mul_(2)
+        value, _ = whole(late, y, slices)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert error(value, whole(late, y, slices)[0]) < 1e-6
+
+    torch.use_deterministic_algorithms(True)
+    first, second = whole(x, y, slices, mask), whole(x, y, slices, mask)
+    torch.use_deterministic_algorithms(False)
+    assert torch.equal(first[0], second[0])
+    same = [torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True)]
+    messages.append(f"deterministic, bit for bit (x, y, slices): {same}")
+
+    problem = make((3, 37, 37, 20, 2, 0.1), "cuda")
+    leaves = {name: getattr(problem, name).requires_grad_() for name in ("points", "tokens", "squares", "targets")}
+    torch.library.opcheck(torch.ops.cswe.relaxed_cross.default, (*problem._replace(**leaves), True, "cuda"))
+
+    many = torch.randn(64, 1024, 256, device="cuda", generator=generator).half().repeat(160, 1, 1)  # 2.7e9 numbers
+    assert many.numel() > 2**31
+    y, slices = draw(1024, 256), draw(1, 256)
+    with torch.no_grad():
+        value = swgg(many, y, slices, SoftSort(0.1))
+        assert error(value[-64:], swgg(many[-64:].clone(), y, slices, SoftSort(0.1))) < 1e-6
+    messages.append("opcheck, streams, missing gradients, strides, 2.7e9 numbers: passed")
+    return messages
+
+
+def main():
+    device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    if device == "cpu":
+        # Small tiles, and several of them: carries are tested too, and the interpreter is quicker.
+        cuda.tuning = cuda.Tuning(scan_rows=0, chunk=16)
+    failed, worst = 0, [0.0] * 5
+    for shape, special in SMALL if device == "cpu" else REAL:
+        errors, passed = check_kernels(shape, special, device)
+        failed += not passed
+        worst = [max(pair) for pair in zip(worst, errors, strict=True)]
+        print("ok  " if passed else "FAIL", shape, special, " ".join(f"{e:.1e}" for e in errors), flush=True)
+    print(f"sorting and Laplace sums: {check_parts(device):.1e}")
+    if device == "cuda":
+        for message in check_on_gpu():
+            print(message, flush=True)
+    print(f"{failed} failed; largest errors (value, slope, targets, tokens, squares):", *(f"{e:.1e}" for e in worst))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
