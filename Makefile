@@ -12,8 +12,8 @@ WORKERS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-demo: $(VENV)/installed-demo ## see what it does, in about a minute
-	$(BIN)/python -m cswe.demo
+demo: $(VENV)/installed-demo ## see what it does, in under two minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m cswe.demo
 
 test: $(VENV)/installed-test ## run the tests and the examples in the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
@@ -31,7 +31,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed-demo: EXTRAS := demo
-$(VENV)/installed-test: EXTRAS := test,fast,report,data
+$(VENV)/installed-test: EXTRAS := test,fast,report,data,train
 $(VENV)/installed-demo $(VENV)/installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e ".[$(EXTRAS)]"
 	@touch $@

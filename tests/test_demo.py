@@ -1,12 +1,15 @@
-"""The demo's parts: the landscape's mathematics, the pictures, and an honest table."""
+"""The demo: the landscape's mathematics, the pictures, and the whole way from digits to an honest sentence."""
 
+import contextlib
+import html
+import io
+import json
 import math
+import shutil
 
 import ot
 import pytest
-import torch
 
-import cswe
 from cswe import demo
 from cswe.report.landscape import draw_landscape, example_pair, learn_in, measure_landscape
 
@@ -28,21 +31,60 @@ def test_landscape(tmp_path):
     assert again[1].read_bytes() == svg.read_bytes()
 
 
-def test_training_learns_and_reports(monkeypatch):
-    monkeypatch.setattr(demo, "EPOCHS", 3)
+def test_the_digits_of_the_readme():
     splits = demo.digit_splits()
     assert {name: len(split.labels) for name, split in splits.items()}["train"] == 1259
-    result = demo.train("swe", lambda: cswe.SWEPool(3, 8, 16), splits, bound=0.9)
-    assert result.size == 32
-    assert result.accuracy > 0.3
-    assert "ε + slack" in result.note
 
 
-def test_main_prints_paths_and_a_line_per_method(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(demo, "EPOCHS", 1)
-    torch.manual_seed(0)
-    demo.main(tmp_path)
-    printed = capsys.readouterr().out
-    assert str(tmp_path / "swgg-landscape.png") in printed
-    for method in ("mean (GAP)", "attention", "sliced Wasserstein (L-moments) ", "constrained"):
-        assert method in printed
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """A small demo: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "SLICES", (2,))
+        patch.setattr(demo, "SEEDS", 1)
+        patch.setattr(demo, "CHOICES", ("epochs=1", "points=8", "bound_batches=2"))
+        patch.setattr("os.cpu_count", lambda: 1)
+        patch.setattr(demo, "learn_in", lambda landscape: learn_in(landscape, steps=20))
+        patch.setenv("CSWE_BACKEND", "scan")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            demo.main(folder)
+    return folder, printed.getvalue()
+
+
+def test_it_goes_the_whole_way_and_ends_with_the_page_and_a_sentence(told):
+    folder, printed = told
+    for word in ("swgg-landscape.png", "$ cswe extract", "$ cswe compare", "$ cswe report", "| GAP", "| C-SWE"):
+        assert word in printed
+    *_, place, _, sentence = printed.splitlines()
+    assert place.endswith(f"The page: {folder / 'report' / 'index.html'}")
+    assert sentence == demo.conclusion(folder / "study")
+    page = (folder / "report" / "index.html").read_text()
+    assert sentence in html.unescape(page)
+    assert 'id="figure-landscape"' in page
+
+
+def test_other_numbers_give_another_sentence(told, tmp_path):
+    folder, _ = told
+    shutil.copytree(folder / "study", tmp_path / "study")
+    for winner, name in (("mean", "GAP"), ("attention-queries-32", "attention with 32 queries"), ("swe", "SWE with 2")):
+        for file in (tmp_path / "study" / "cells").glob("*.json"):
+            content = json.loads(file.read_text())
+            for scores in content["scores"].values():
+                scores["top1"] = 0.97 if file.name.startswith(f"{winner}.") else 0.5
+            file.write_text(json.dumps(content))
+        sentence = demo.conclusion(tmp_path / "study")
+        assert sentence.startswith(f"With settings chosen by validation, {name}")
+        assert "97.0 %" in sentence
+
+
+def test_a_second_demo_starts_over(told, monkeypatch):
+    folder, _ = told
+    seen = []
+    monkeypatch.setattr(demo, "learn_in", lambda landscape: learn_in(landscape, steps=2))
+    monkeypatch.setattr(demo, "cswe", lambda words: seen.append((words[0], (folder / "digits").exists())) or 1)
+    (folder / "digits" / "left over").touch()
+    with pytest.raises(SystemExit):
+        demo.main(folder)
+    assert seen == [("extract", False)]

@@ -20,8 +20,8 @@ ROOMS = [
     "adapters",
     "compat",
     "bench",
-    "demo",
     "cli",
+    "demo",
 ]
 ALONE = {"constrained"}  # imports nothing of ours
 NOT_FOR_TRAINING = {"cluster", "report"}

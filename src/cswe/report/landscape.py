@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from torch import Tensor
 from cswe._extras import require
 from cswe.nn import learn_slices
 from cswe.ops import SoftSort, swgg
-from cswe.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, figure, save
+from cswe.report.panels import Figure, Key, Panel
+from cswe.report.style import AMBER, BLUE, GREEN, GREY, INK, PURPLE, figure, panel, save
 
 
 @dataclass(frozen=True)
@@ -110,46 +112,82 @@ def learn_in(landscape: Landscape, wanted: float = 105.0, start: float = 165.0, 
 
 def draw_landscape(landscape: Landscape, path: Path2D, folder: Path) -> list[Path]:
     """Draw the pair, its landscape and the learning slice, as ``swgg-landscape.png`` and ``.svg``."""
-    plot, (left, right, objective) = figure(width=13, height=4.4, columns=3, ratios=(1, 1.5, 1.2))
-    least = float(landscape.degrees[landscape.distances.argmin()])
-    left.scatter(*landscape.x.T.tolist(), s=16, color=BLUE, label="μ", linewidths=0)
-    left.scatter(*landscape.y.T.tolist(), s=16, color=AMBER, label="ν", linewidths=0)
-    left.axline(
-        (0, 0), slope=float(torch.tan(torch.deg2rad(torch.tensor(least)))), color=GREEN, lw=1.2, label="best slice"
-    )
-    left.set(aspect="equal", title="two point sets in the plane", xlabel="x", ylabel="y")
-    left.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=9)
+    plot, axes = figure(width=13, height=4.4, columns=3, ratios=(1, 1.5, 1.2))
+    draws = (_draw_pair, _draw_distances, _draw_objective)
+    for axis, draw, title, columns in zip(axes, draws, _TITLES, (3, 3, 2), strict=True):
+        draw(axis, landscape, path)
+        axis.set_title(title)
+        axis.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=9)
+    return save(plot, folder, "swgg-landscape")
 
+
+def landscape_figure(landscape: Landscape, path: Path2D) -> Figure:
+    """Draw the same for a page, as panels."""
+    panels = []
+    for draw, title, name in zip(
+        (_draw_pair, _draw_distances, _draw_objective), _TITLES, ("pair", "distances", "objective"), strict=True
+    ):
+        axes = panel(title)
+        draw(axes, landscape, path)
+        for label in (axes.xaxis.label, axes.yaxis.label):
+            label.set(color=INK, fontsize=9)
+        panels.append(Panel(f"landscape-{name}", axes, title))
+    caption = (
+        f"D(θ) is {landscape.distances.min():.2f} to {landscape.distances.max():.2f}; no plan costs less than "
+        f"W₂ = {landscape.floor:.2f} (dotted). The bound {landscape.bound:.2f} (dashed) leaves "
+        f"{landscape.open_share:.0%} of the directions open. A slice that wants to point at {path.wanted:.0f}° ends at "
+        f"{path.free[-1]:.0f}°; under the bound, with slack, at {path.bound[-1]:.0f}°."
+    )
+    keys = [
+        Key("μ; D(θ)", BLUE),
+        Key("ν; objective f(θ)", AMBER),
+        Key("best slice; within the bound", GREEN),
+        Key("free slice", GREY),
+        Key("bound slice", PURPLE),
+    ]
+    return Figure("landscape", caption, panels, keys)
+
+
+_TITLES = ("two point sets in the plane", "SWGG over the direction of the slice", "objective")
+
+
+def _draw_pair(axes: Any, landscape: Landscape, path: Path2D) -> None:
+    least = float(landscape.degrees[landscape.distances.argmin()])
+    axes.scatter(*landscape.x.T.tolist(), s=16, color=BLUE, label="μ", linewidths=0)
+    axes.scatter(*landscape.y.T.tolist(), s=16, color=AMBER, label="ν", linewidths=0)
+    slope = float(torch.tan(torch.deg2rad(torch.tensor(least))))
+    axes.axline((0, 0), slope=slope, color=GREEN, lw=1.2, label="best slice")
+    axes.set(aspect="equal", xlabel="x", ylabel="y")
+
+
+def _draw_distances(axes: Any, landscape: Landscape, path: Path2D) -> None:
     degrees, distances = landscape.degrees.numpy(), landscape.distances.numpy()
-    right.plot(degrees, distances, color=BLUE, lw=1.6)
-    is_open = distances <= landscape.bound
+    axes.plot(degrees, distances, color=BLUE, lw=1.6)
     bottom = landscape.floor - 0.08 * (distances.max() - landscape.floor)
-    right.fill_between(
-        degrees, bottom, distances.max() * 1.02, where=is_open, color=GREEN, alpha=0.18, lw=0,
+    axes.fill_between(
+        degrees, bottom, distances.max() * 1.02, where=distances <= landscape.bound, color=GREEN, alpha=0.18, lw=0,
         label=f"within ε ({landscape.open_share:.0%})",
     )  # fmt: skip
-    right.axhline(landscape.bound, color=GREEN, lw=1, ls="--", label=f"bound ε = {landscape.bound:.2f}")
-    right.axhline(landscape.floor, color=GREY, lw=1, ls=":", label=f"W₂ = {landscape.floor:.2f}")
-    right.set(
-        title="SWGG over the direction of the slice", xlabel="angle of θ in degrees", ylabel="D(θ)",
+    axes.axhline(landscape.bound, color=GREEN, lw=1, ls="--", label=f"bound ε = {landscape.bound:.2f}")
+    axes.axhline(landscape.floor, color=GREY, lw=1, ls=":", label=f"W₂ = {landscape.floor:.2f}")
+    axes.set(
+        xlabel="angle of θ in degrees", ylabel="D(θ)",
         xlim=(0, 180), ylim=(bottom, distances.max() * 1.02), xticks=range(0, 181, 30),
     )  # fmt: skip
     for angles, colour, name in ((path.free, GREY, "free slice"), (path.bound, PURPLE, "bound slice")):
         values = [float(landscape.distances[int(angle / 180 * len(degrees)) % len(degrees)]) for angle in angles]
-        right.plot(angles.tolist(), values, color=colour, lw=2.4, alpha=0.8)
-        right.plot(float(angles[-1]), values[-1], "o", color=colour, ms=7, label=f"{name}, {angles[-1]:.0f}°")
-    right.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=9)
+        axes.plot(angles.tolist(), values, color=colour, lw=2.4, alpha=0.8)
+        axes.plot(float(angles[-1]), values[-1], "o", color=colour, ms=7, label=f"{name}, {angles[-1]:.0f}°")
 
+
+def _draw_objective(axes: Any, landscape: Landscape, path: Path2D) -> None:
+    degrees = landscape.degrees.numpy()
+    is_open = landscape.distances.numpy() <= landscape.bound
     cost = 1 - torch.cos(torch.deg2rad(landscape.degrees - path.wanted)).square()
-    objective.plot(degrees, cost.numpy(), color=AMBER, lw=1.6, label="objective f(θ)")
-    objective.fill_between(degrees, 0, 1.05, where=is_open, color=GREEN, alpha=0.18, lw=0, label="within ε")
+    axes.plot(degrees, cost.numpy(), color=AMBER, lw=1.6, label="objective f(θ)")
+    axes.fill_between(degrees, 0, 1.05, where=is_open, color=GREEN, alpha=0.18, lw=0, label="within ε")
     for angles, colour in ((path.free, GREY), (path.bound, PURPLE)):
         end = float(angles[-1])
         height = float(1 - torch.cos(torch.deg2rad(torch.tensor(end - path.wanted))).square())
-        objective.plot(end, height, "o", color=colour, ms=7)
-    objective.set(
-        title="objective", xlabel="angle of θ in degrees", ylabel="f(θ)",
-        xlim=(0, 180), ylim=(0, 1.05), xticks=range(0, 181, 30),
-    )  # fmt: skip
-    objective.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
-    return save(plot, folder, "swgg-landscape")
+        axes.plot(end, height, "o", color=colour, ms=7)
+    axes.set(xlabel="angle of θ in degrees", ylabel="f(θ)", xlim=(0, 180), ylim=(0, 1.05), xticks=range(0, 181, 30))

@@ -1,0 +1,155 @@
+"""Find the runs that a page is about: folders of `cswe train` and `cswe compare`, in any mixture."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cswe.report.style import COLOURS
+from cswe.training.cells import RUNS, Cell, Result, read_results
+from cswe.training.checkpoint import BEST, LAST, existing, load, read_json
+from cswe.training.choices import WITH_SLICES, flat_choices
+from cswe.training.compare import PLAN
+from cswe.training.errors import UserError
+from cswe.training.folder import RECIPE
+from cswe.training.logging import LOG, Record, read_lines
+from cswe.training.recipe import Recipe
+from cswe.training.table import Table
+from cswe.training.task import task_of
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run on disk.
+
+    Parameters
+    ----------
+    cell
+        Pool, layer, slices, seed and recipe.
+    log
+        The record of every epoch.
+    result
+        Its scores, if it got so far.
+    model
+        The folder of its best model, if it was kept.
+    command
+        What repeats it.
+    """
+
+    cell: Cell
+    log: list[Record]
+    result: Result
+    model: Path | None
+    command: str
+
+    @property
+    def label(self) -> str:
+        """The pool's name, with the number of slices."""
+        return self.cell.label
+
+
+@dataclass
+class Material:
+    """Everything that a page shows."""
+
+    runs: list[Run] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    store: Path | None = None
+    baseline: str | None = None
+
+    def table(self, metric: str | None = None) -> Table:
+        """Return the table of all results."""
+        return Table.of(self.results, metric, self.baseline)
+
+
+def gather(paths: list[Path], store: Path | None = None) -> Material:
+    """Read the folders of runs and comparisons.
+
+    Parameters
+    ----------
+    paths
+        Folders of `cswe train` (one run, or several seeds) or of `cswe compare`.
+    store
+        The tokens that they were trained on; by default what a comparison noted, if it is still there.
+    """
+    found = Material(store=store)
+    alone: list[Run] = []
+    for path in paths:
+        if (path / PLAN).exists():
+            _add_comparison(found, path)
+        elif (path / RECIPE).exists():
+            alone.append(_read_run(path))
+        elif seeds := sorted(folder for folder in path.glob("seed-*") if (folder / RECIPE).exists()):
+            alone += [_read_run(folder) for folder in seeds]
+        else:
+            raise UserError(f"{path}: expected the folder of a run or of a comparison but found no {RECIPE} or {PLAN}")
+    for run in _tell_apart(alone):
+        found.runs.append(run)
+        found.results.append(run.result)
+        found.commands.append(run.command)
+    if not found.results:
+        raise UserError(f"{', '.join(map(str, paths))}: expected at least one finished run but there is none")
+    return found
+
+
+def _add_comparison(found: Material, path: Path) -> None:
+    plan = read_json(path / PLAN)
+    results = read_results(path)
+    found.results += results
+    found.commands.append(plan["command"])
+    found.baseline = found.baseline or plan["baseline"]
+    if found.store is None and Path(plan["store"]).exists():
+        found.store = Path(plan["store"])
+    for result in results:
+        folder = path / RUNS / result.cell.name
+        model = existing(folder / BEST)
+        found.runs.append(Run(result.cell, read_lines(folder / LOG), result, model, plan["command"]))
+
+
+def _read_run(path: Path) -> Run:
+    noted = read_json(path / RECIPE)
+    recipe = Recipe.from_json(noted["recipe"])
+    model = existing(path / BEST)
+    told: dict[str, Any] = read_json(model / "model.json") if model else {}
+    scores = {"validation": told["validation"]} if told else {}
+    if (path / RESULT).exists():
+        written = read_json(path / RESULT)
+        scores |= {split: written[split] for split in ("validation", "test") if split in written}
+    log = read_lines(path / LOG)
+    slices = recipe.pooling.slices if recipe.pooling.pool in WITH_SLICES else None
+    cell = Cell(recipe.pooling.pool, int(told.get("layer", 0)), slices, int(noted["seed"]), recipe)
+    facts: dict[str, Any] = {"task": "classification", "seconds": sum(line["seconds"]["all"] for line in log)}
+    size = 0
+    error = None if told else "no epoch was finished"
+    if model is not None:
+        loaded = load(model)
+        size, facts["task"] = loaded.size, task_of(loaded.facts.labels)
+    command = f"cswe train STORE --recipe {path / RECIPE} --seed {cell.seed} --out NEW"
+    done = existing(path / LAST)
+    return Run(cell, log, Result(cell, size, scores, facts, error), model or done, command)
+
+
+def _tell_apart(runs: list[Run]) -> list[Run]:
+    """Name runs of the same pool by the choices in which they differ."""
+    told = []
+    for run in runs:
+        mine = flat_choices(run.cell.recipe)
+        differing = {
+            name: mine[name]
+            for other in runs
+            if other.cell.pool == run.cell.pool
+            for name, value in flat_choices(other.cell.recipe).items()
+            if value != mine[name] and name not in ("slices", "pool")
+        }
+        choices = ",".join(f"{name}={value}" for name, value in sorted(differing.items()))
+        cell = replace(run.cell, pool=f"{run.cell.pool}:{choices}" if choices else run.cell.pool)
+        told.append(replace(run, cell=cell, result=replace(run.result, cell=cell)))
+    return told
+
+
+def colours_of(results: list[Result]) -> dict[str, str]:
+    """Give every pool a colour, in the order in which they come."""
+    pools = dict.fromkeys(result.cell.pool for result in results)
+    return {pool: COLOURS[number % len(COLOURS)] for number, pool in enumerate(pools)}

@@ -1,0 +1,236 @@
+"""The page: everything that is known of some runs in one HTML file that needs nothing else."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cswe import __version__
+from cswe._extras import require
+from cswe.report.accuracy import draw_accuracy, draw_curves, draw_differences
+from cswe.report.evolution import draw_evolution
+from cswe.report.gather import Material, Run, colours_of
+from cswe.report.panels import Figure
+from cswe.report.slices import EXPLANATION, draw_slices, look_at
+from cswe.tokens import TokenStore
+from cswe.tokens.errors import TokenStoreError
+from cswe.training.cells import label_of
+from cswe.training.checkpoint import load
+from cswe.training.choices import flat_choices
+from cswe.training.provenance import versions
+from cswe.training.table import Table
+from cswe.training.verdict import metric_name, verdict
+
+_LOOKED_AT = 2  # pools whose slices are drawn
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: a heading, a sentence, figures, and a table."""
+
+    name: str
+    title: str
+    lead: str = ""
+    figures: list[Figure] = field(default_factory=list)
+    grid: dict[str, Any] | None = None
+
+
+@dataclass
+class Page:
+    """What the template fills in."""
+
+    title: str
+    summary: str
+    facts: list[tuple[str, str]]
+    sections: list[Section]
+    choices: dict[str, Any]
+    versions: dict[str, str]
+    commands: list[str]
+
+    def html(self) -> str:
+        """Return the page."""
+        jinja = require("jinja2", "report")
+        template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        environment = jinja.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        text: str = environment.from_string(template).render(page=self, version=__version__)
+        return text
+
+    def write(self, folder: Path, *, figures: bool = True) -> list[Path]:
+        """Write ``index.html`` and, if wanted, every figure as SVG and PNG under ``figures/``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / "index.html.partial"
+        aside.write_text(self.html(), encoding="utf-8", newline="\n")
+        aside.replace(folder / "index.html")
+        files = [folder / "index.html"]
+        for section in self.sections if figures else ():
+            for figure in section.figures:
+                files += figure.save(folder / "figures")
+        return files
+
+
+def build_page(
+    material: Material, *, title: str = "Comparison of poolings", metric: str | None = None, slices: int | None = None
+) -> Page:
+    """Draw and write up everything.
+
+    Parameters
+    ----------
+    material
+        What `gather` found.
+    title
+        The page's title.
+    metric
+        The score shown; by default the one that epochs are chosen by.
+    slices
+        The number of slices at which runs are looked at closely; by default 16, or the nearest there is.
+    """
+    table = material.table(metric)
+    colours = colours_of(material.results)
+    chosen = _closely(material.runs, slices)
+    one_a_pool = list({run.cell.pool: run for run in reversed(chosen)}.values())[::-1]
+    store, note = _open_store(material, one_a_pool)
+    sections = [Section("results", "Results", _lead(table), [draw_accuracy(table, colours)], _result_grid(table))]
+    if differences := draw_differences(table, colours):
+        against = label_of(table.baseline)
+        lead = (
+            f"The same seed with another pooling than {against}: points of difference (standard error). Clear: more "
+            "than twice the standard error."
+        )
+        sections.append(Section("differences", f"Against {against}", lead, [differences], _difference_grid(table)))
+    if any(run.log for run in chosen):
+        sections.append(Section("training", "Training", "", [draw_curves(chosen, table.metric, colours)]))
+    if evolution := draw_evolution(one_a_pool, colours):
+        lead = "What the slices did under the bound D ≤ ε + s, and without it."
+        sections.append(Section("evolution", "SWGG, slack and dual variables", lead, [evolution]))
+    if looks := _slices(one_a_pool, store):
+        sections.append(Section("slices", "Slices", f"{EXPLANATION} {note}".strip(), looks))
+    return Page(
+        title,
+        verdict(table),
+        _facts(material, table, store),
+        sections,
+        _choices(material.runs),
+        _versions(material),
+        list(dict.fromkeys(material.commands)),
+    )
+
+
+def _closely(runs: list[Run], slices: int | None) -> list[Run]:
+    """Choose the runs at the last layer with one number of slices, and those that have none."""
+    layer = max(run.cell.layer for run in runs)
+    counts = {run.cell.slices for run in runs if run.cell.slices is not None}
+    if slices is None and counts:
+        # The paper looks at 16.
+        slices = min(counts, key=lambda count: (max(count / 16, 16 / count), count))
+    return [run for run in runs if run.cell.layer == layer and run.cell.slices in (None, slices)]
+
+
+def _open_store(material: Material, runs: list[Run]) -> tuple[TokenStore | None, str]:
+    if material.store is None:
+        return None, "The profiles of classes need the tokens: give --store."
+    try:
+        return TokenStore(material.store, runs[0].cell.layer), ""
+    except (TokenStoreError, ValueError, OSError) as error:
+        return None, f"The profiles of classes need the tokens, and the store cannot be read: {error}"
+
+
+def _slices(runs: list[Run], store: TokenStore | None) -> list[Figure]:
+    figures: list[Figure] = []
+    # One with the bound and one without it.
+    families = {run.cell.pool.partition(":")[0]: run for run in reversed(runs)}
+    for run in sorted(families.values(), key=lambda run: not run.cell.pool.startswith("cswe")):
+        if run.model is None or run.cell.slices is None or len(figures) == _LOOKED_AT:
+            continue
+        if seen := look_at(load(run.model), store):
+            name = run.cell.name.replace(".", "-")
+            figures.append(draw_slices(seen, name, f"{run.label}, seed {run.cell.seed}"))
+    return figures
+
+
+def _lead(table: Table) -> str:
+    counts = sorted({len(row.results) for row in table.rows})
+    seeds = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    plural = "seed" if seeds == "1" else "seeds"
+    return f"{metric_name(table.metric).capitalize()} in percent, mean (standard deviation) over {seeds} {plural}."
+
+
+def _result_grid(table: Table) -> dict[str, Any]:
+    """Lay the results out as the paper does: layers side by side, each with its splits."""
+    best = {
+        (layer, split): max((row.mean(split, table.metric).mean for row in table.at(layer)), default=0.0)
+        for layer in table.layers
+        for split in table.splits
+    }
+    rows = []
+    for pool, slices in dict.fromkeys((row.pool, row.slices) for row in table.rows):
+        found = {layer: table.find(pool, layer, slices) for layer in table.layers}
+        known = [row for row in found.values() if row is not None]
+        cells = []
+        for layer, row in found.items():
+            for split in table.splits:
+                mean = None if row is None else row.mean(split, table.metric)
+                text, _, spread = ("–" if mean is None else mean.text()).partition(" ")
+                top = split != "train" and mean is not None and mean.mean == best[layer, split]
+                cells.append({"text": text, "spread": spread, "best": top})
+        note = "; ".join(sorted({row.note for row in known if row.note}))
+        rows.append({"name": label_of(pool), "note": note, "lead": ["" if slices is None else slices], "cells": cells})
+    groups = [(f"Layer {layer}", len(table.splits)) for layer in table.layers] if len(table.layers) > 1 else []
+    heads = [split.capitalize() for _ in table.layers for split in table.splits]
+    return {"lead": ["L"], "groups": groups, "heads": heads, "rows": rows}
+
+
+def _difference_grid(table: Table) -> dict[str, Any]:
+    several = len(table.layers) > 1
+    rows = []
+    for entry in table.differences("test" if "test" in table.splits else "validation"):
+        text, _, spread = entry.mean.text(signed=True, error=True).replace("-", "−").partition(" ")
+        lead = ["" if entry.row.slices is None else entry.row.slices] + ([entry.row.layer] if several else [])
+        cells = [
+            {"text": text, "spread": spread, "best": False},
+            {"text": "yes" if entry.clear else "no", "spread": "", "best": entry.clear},
+        ]
+        rows.append({"name": entry.row.label, "note": "", "lead": lead, "cells": cells})
+    heads = ["Points", "Clear"]
+    return {"lead": ["L", "Layer"] if several else ["L"], "groups": [], "heads": heads, "rows": rows}
+
+
+def _facts(material: Material, table: Table, store: TokenStore | None) -> list[tuple[str, str]]:
+    seconds = sum(result.facts.get("seconds", 0.0) for result in material.results)
+    facts = [("Runs", f"{len(material.results)}")]
+    failed = sum(result.error is not None for result in material.results)
+    facts += [("Failed", f"{failed}")] if failed else []
+    facts.append(("Training", f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"))
+    if store is not None:
+        facts.append(("Sets", f"{len(store):,}"))
+        facts.append(("Tokens", f"{int(store.lengths.sum()):,} of dimension {store.dim}"))
+        if store.label_names:
+            facts.append(("Classes", f"{len(store.label_names)}"))
+        backbone = store.spec.backbone.get("name")
+        facts += [("Backbone", str(backbone))] if backbone else []
+    facts += [("Layers", ", ".join(map(str, table.layers)))] if len(table.layers) > 1 else []
+    devices = {str(result.facts["machine"]["device"]) for result in material.results if "machine" in result.facts}
+    facts += [("Device", ", ".join(sorted(devices)))] if devices else []
+    return facts
+
+
+def _choices(runs: list[Run]) -> dict[str, Any]:
+    """Split the choices into those that all runs share and those in which they differ."""
+    recipes = [flat_choices(run.cell.recipe) for run in runs]
+    names = list(recipes[0])
+    shared = {name: recipes[0][name] for name in names if all(recipe[name] == recipes[0][name] for recipe in recipes)}
+    varied = {
+        name: list(dict.fromkeys(str(recipe[name]) for recipe in recipes)) for name in names if name not in shared
+    }
+    return {"shared": shared, "varied": {name: ", ".join(values) for name, values in varied.items()}}
+
+
+def _versions(material: Material) -> dict[str, str]:
+    """Return the versions that runs were made with; of this page's, where runs do not say."""
+    found: dict[str, list[str]] = {}
+    for result in material.results:
+        for name, value in result.facts.get("versions", {}).items():
+            found.setdefault(name, []).append(value)
+        if result.facts.get("commit"):
+            found.setdefault("commit", []).append(str(result.facts["commit"])[:12])
+    if not found:
+        return versions()
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items()}

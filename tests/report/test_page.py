@@ -1,0 +1,196 @@
+"""The page: whole, in the browser, on a phone, at a desk, on paper and in the dark, whatever the runs were like."""
+
+import io
+import json
+import math
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from cswe.cli import main
+from cswe.report.gather import gather
+from cswe.report.page import build_page
+from cswe.report.slices import class_profiles, look_at, slice_weights
+from cswe.tokens import TokenStore
+from cswe.training import load
+from cswe.training.cells import Plan
+from cswe.training.compare import compare
+from cswe.training.errors import UserError
+
+TINY = ("batch_size=64", "points=8", "bound_batches=2")
+
+
+def pixels(png):
+    image = pytest.importorskip("PIL.Image")
+    return np.asarray(image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+
+
+def ink(picture, box):
+    """The share of pixels of a drawing that differ from its background."""
+    left, top, width, height = (round(box[side]) for side in ("x", "y", "width", "height"))
+    inner = picture[top + 12 : top + height - 12, left + 12 : left + width - 12]
+    return float((np.abs(inner - inner[0, 0]).max(-1) > 24).mean())
+
+
+def check_in_browser(browser, page, *, dark=(False,)):
+    """Nothing sticks out, every drawing has ink, no text is cut off, nothing is fetched."""
+    for width in (1280, 390):
+        for scheme in dark if width == 390 else (False,):
+            browser.requests.clear()
+            browser.open(page, width, dark=scheme)
+            assert browser.sticking_out() == []
+            assert browser.cut_off() == []
+            boxes = browser.drawings()
+            assert boxes
+            # Nearly as wide as the phone: a drawing beside another would be too small to read.
+            assert width > 390 or all(box["width"] > 340 for box in boxes)
+            picture = pixels(browser.screenshot())
+            for box in boxes:
+                assert ink(picture, box) > 0.004, f"no ink: {box['name']}"
+            assert not [url for url in browser.requests if not url.startswith(("file:", "data:", "about:"))]
+
+
+def report(runs, out, *options):
+    assert main(["report", *map(str, runs), "--out", str(out), *map(str, options or ["--no-figures"])]) == 0
+    return out / "index.html"
+
+
+@pytest.fixture(scope="session")
+def page(study, tmp_path_factory):
+    return report([study], tmp_path_factory.mktemp("page"), "--figures")
+
+
+def test_the_page_has_everything_and_needs_nothing(page, study):
+    text = page.read_text()
+    for name in ("accuracy", "differences", "training", "evolution", "slices-cswe", "slices-swe"):
+        assert f'id="figure-{name}' in text
+    for word in ("C-SWE, ε = 0.9", "With settings chosen by validation", "cswe compare", "dual lr", "torch", "Layer"):
+        assert word in text or word == "Layer"
+    outside = re.findall(r'(?:src|href)="(?!data:|#)([^"]*)"', text) + re.findall(
+        r"@import|https?://(?!www.w3.org)", text
+    )
+    assert outside == []
+    assert "<script" not in text
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert not set(re.findall(r"#[0-9a-f]{6}", text.partition("</style>")[2])), "a colour that does not know the dark"
+    figures = {file.suffix for file in (page.parent / "figures").iterdir()}
+    assert figures == {".png", ".svg"}
+    assert (page.parent / "figures" / "accuracy-slices.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_in_the_browser(browser, page):
+    check_in_browser(browser, page, dark=(False, True))
+
+
+def test_dark_is_dark_and_paper_is_white(browser, page):
+    def corner(**options):
+        browser.open(page, 1280, **options)
+        return pixels(browser.screenshot({"x": 0, "y": 0, "width": 20, "height": 20}))[5, 5].mean()
+
+    assert corner() > 240
+    assert corner(dark=True) < 60
+    assert corner(dark=True, media="print") > 240
+    lines = browser.evaluate("getComputedStyle(document.querySelector('svg.panel text')).fill")
+    browser.open(page, 1280, dark=True)
+    assert browser.evaluate("getComputedStyle(document.querySelector('svg.panel text')).fill") != lines
+    assert browser.pdf().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(("slices", "epochs"), [(1, 1), (128, 2)])
+def test_few_and_many_slices_and_one_epoch(browser, digits, tmp_path, slices, epochs):
+    plan = Plan(("swe", "cswe"), (slices,), seeds=1, choices=(*TINY, f"epochs={epochs}"))
+    compare(digits, tmp_path / "study", plan, device="cpu")
+    page = report([tmp_path / "study"], tmp_path / "page")
+    check_in_browser(browser, page)
+    assert ("There is one slice" in page.read_text()) == (slices == 1)
+    assert ("Bands hold" in page.read_text()) == (slices == 128)
+
+
+def test_numbers_that_are_none_and_runs_that_failed(browser, study, tmp_path):
+    copy = tmp_path / "study"
+    shutil.copytree(study, copy)
+    for file in (copy / "cells").glob("cswe-bound-0.9*.json"):
+        content = json.loads(file.read_text())
+        for scores in content["scores"].values():
+            scores["top1"] = None
+        file.write_text(json.dumps(content))
+        log = copy / "runs" / file.stem / "log.jsonl"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        for line in lines:
+            line["loss"] = line["validation"]["top1"] = math.nan
+            line["swgg"]["values"] = [math.nan] * len(line["swgg"]["values"])
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    failed = next((copy / "cells").glob("swe*slices-4*.json"))
+    failed.write_text(json.dumps(json.loads(failed.read_text()) | {"error": "the loss became nan", "scores": {}}))
+    page = report([copy], tmp_path / "page")
+    text = page.read_text()
+    assert ">nan<" in text
+    assert "1 of 2 runs failed" in text
+    check_in_browser(browser, page)
+
+
+def test_layers_stand_side_by_side_and_names_are_escaped(browser, layered, tmp_path):
+    page = report([layered], tmp_path / "page")
+    text = page.read_text()
+    assert '<th colspan="3">Layer 6</th><th colspan="3">Layer 12</th>' in text
+    assert "at layer 12" in text
+    assert "<b>nucleus" not in text
+    check_in_browser(browser, page)
+
+
+def test_runs_of_train_are_told_apart_by_their_choices(browser, digits, tmp_path):
+    tiny = ["--slices", "4", "--points", "8", "--batch-size", "64", "--epochs", "2", "--bound-batches", "2"]
+    tiny += ["--device", "cpu", "--quiet", "--seeds", "2"]
+    for bound in ("0.9", "0.8"):
+        out = str(tmp_path / bound)
+        assert main(["train", str(digits), "--out", out, *tiny, "--bound", bound]) == 0
+    page = report([tmp_path / "0.9", tmp_path / "0.8" / "seed-0"], tmp_path / "page", "--store", digits, "--no-figures")
+    text = page.read_text()
+    assert "C-SWE, ε = 0.9" in text
+    assert "C-SWE, ε = 0.8" in text
+    assert f"--recipe {tmp_path / '0.8' / 'seed-0' / 'recipe.json'}" in text
+    assert "by class" in text
+    check_in_browser(browser, page)
+
+
+def test_without_the_store_the_rest_is_shown_and_said(study, tmp_path):
+    copy = tmp_path / "study"
+    shutil.copytree(study, copy)
+    plan = json.loads((copy / "compare.json").read_text())
+    (copy / "compare.json").write_text(json.dumps(plan | {"store": "gone"}))
+    text = report([copy], tmp_path / "page").read_text()
+    assert "give --store" in text
+    assert "by class</text>" not in text
+    shutil.rmtree(copy / "runs")
+    assert 'id="slices"' not in report([copy], tmp_path / "bare").read_text()
+
+
+def test_what_is_no_run_is_said(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "expected the folder of a run or of a comparison" in capsys.readouterr().err
+    with pytest.raises(UserError):
+        gather([tmp_path])
+
+
+def test_the_page_is_the_same_every_time(study):
+    material = gather([study])
+    assert build_page(material).html() == build_page(material).html()
+
+
+def test_weights_and_profiles_are_what_they_say(study, digits):
+    model = load(study / "runs" / "cswe-bound-0.9.layer-0.slices-4.seed-0")
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.weight[0, 4:8] = 1.0  # the second slice's moments
+    assert slice_weights(model, None).round(6).tolist() == [0, 1, 0, 0]
+    seen = look_at(model, TokenStore(digits))
+    assert seen.angles.shape == (4, 4)
+    assert np.allclose(np.diag(seen.angles), 0, atol=0.1)
+    assert seen.profiles.shape == (4, 10, 4)
+    moments = torch.tensor([[[0.0]], [[2.0]], [[10.0]], [[12.0]]])
+    profile = class_profiles(moments, torch.tensor([0, 0, 1, 1]), 2)
+    assert profile[0, :, 0].tolist() == [-5.0, 5.0]  # means 1 and 11, one standard deviation apart from each point
