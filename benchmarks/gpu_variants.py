@@ -74,7 +74,9 @@ def dense_reference(problem, grad):
 
 VARIANTS = [
     {},
-    {"precise": True},
+    {"chunk_registers": 144, "target_registers": 96, "state_registers": 168},
+    {"chunk_registers": 112, "target_registers": 160, "state_ranks": 16},
+    {"chunk_registers": 160, "target_stages": 4, "state_bytes": 64 << 20},
 ]
 
 
@@ -209,6 +211,18 @@ def cpu_profile(arguments):
         run()
     print(f"host time a step {(time.perf_counter() - began) * 50:.2f} ms")
     torch.cuda.synchronize()
+    problem = problem_of(8, 100, 64, 4, 0.1)
+    for name, call in {
+        "one small launch of ours": lambda: way._normaliser(problem),
+        "one small torch operation": lambda: problem.points + 1,
+    }.items():
+        call()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(300):
+            call()
+        print(f"{name}: {(time.perf_counter() - began) / 300 * 1e6:.0f} µs of host time")
+        torch.cuda.synchronize()
     watch = cProfile.Profile()
     watch.enable()
     for _ in range(20):

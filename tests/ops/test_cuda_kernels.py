@@ -12,21 +12,22 @@ import torch
 MATRIX = Path(__file__).with_name("gpu_matrix.py")
 
 
-def run(how):
+def run(how, processes):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        [sys.executable, str(MATRIX), how], capture_output=True, text=True, env=environment, timeout=900
-    )
-    print(finished.stdout)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    commands = [[sys.executable, str(MATRIX), how, f"{i + 1}/{processes}"] for i in range(processes)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
+    running = [subprocess.Popen(command, **pipes) for command in commands]
+    said = [process.communicate(timeout=900)[0] for process in running]
+    print("".join(said))
+    assert all(process.returncode == 0 for process in running), "".join(said)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_interpreted_kernels_agree_with_the_definition():
-    run("interpret")
+    run("interpret", processes=1)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_kernels_agree_with_the_definition_on_a_gpu():
-    run("gpu")
+    run("gpu", processes=8)
