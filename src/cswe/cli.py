@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("cswe.training.commands:train", "train a pool and a head on a store"),
     "evaluate": ("cswe.training.commands:evaluate", "say how good a model is on a store"),
     "compare": ("cswe.training.study_commands:compare", "train many poolings with many seeds, and print tables"),
+    "sweep": ("cswe.training.study_commands:sweep", "search the choices of a recipe by validation"),
     "report": ("cswe.report.commands:report", "write up runs as one HTML page"),
     "embed": ("cswe.training.vector_commands:embed", "turn sets into vectors"),
     "neighbors": ("cswe.training.vector_commands:neighbors", "find the nearest items of a store"),

@@ -80,6 +80,22 @@ def label_of(pool: str) -> str:
     return ", ".join(parts)
 
 
+def base_recipe(recipe: str, slices: int | None, esm: EsmSize = "8M") -> Recipe:
+    """Return a recipe by name, with the paper's settings for a number of slices, or from a file.
+
+    Examples
+    --------
+    >>> base_recipe("points", 64).optimization.batch_size
+    64
+    """
+    if recipe.endswith(".json"):
+        content = read_json(Path(recipe))
+        base = Recipe.from_json(content.get("recipe", content))
+    else:
+        base = named_recipe(recipe, slices, esm)  # type: ignore[arg-type]
+    return base if slices is None else base.with_(slices=slices)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is to be compared.
@@ -138,13 +154,7 @@ class Plan:
     def recipe_of(self, pool: str, slices: int | None) -> Recipe:
         """Return the recipe of a cell: the paper's settings depend on the number of slices."""
         name, own = parse_pool(pool)
-        if self.recipe.endswith(".json"):
-            content = read_json(Path(self.recipe))
-            base = Recipe.from_json(content.get("recipe", content))
-        else:
-            base = named_recipe(self.recipe, slices, self.esm)  # type: ignore[arg-type]
-        if slices is not None:
-            base = base.with_(slices=slices)
+        base = base_recipe(self.recipe, slices, self.esm)
         return base.with_(**(parse_choices(self.choices) | own), pool=name).check()
 
     def command(self, store: Path, out: Path) -> str:

@@ -1,22 +1,29 @@
-"""The command `cswe compare`."""
+"""The commands `cswe compare` and `cswe sweep`."""
 
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from cswe.training.cells import Plan, read_results
+from cswe.training.cells import Plan, base_recipe, read_results
 from cswe.training.checkpoint import read_json
+from cswe.training.choices import parse_choices
 from cswe.training.compare import LOCK, PLAN
 from cswe.training.compare import compare as run_comparison
 from cswe.training.errors import UserError
 from cswe.training.locking import locked
 from cswe.training.recipes import EsmSize
+from cswe.training.space import PAPER, Space
+from cswe.training.sweep import BEST_RECIPE, best_line
+from cswe.training.sweep import sweep as run_sweep
 from cswe.training.table import Table
+from cswe.training.trials import Method, Prune
 
 
 def compare(
@@ -93,8 +100,9 @@ def compare(
         if not quiet:
             print(line, flush=True)
 
-    helpers = [_helper(plan, store, out, test, keep_models, device) for _ in range(jobs - 1)]
-    try:
+    words = [*shlex.split(plan.command(store, out)), *([] if test else ["--no-test"])]
+    words += [] if keep_models else ["--no-keep-models"]
+    with _helpers(words, jobs - 1, device):
         run_comparison(
             store,
             out,
@@ -106,11 +114,6 @@ def compare(
             retry=retry,
             tell=tell,
         )
-    finally:
-        # With everything done they have nothing left to do; otherwise something went wrong, and they should not go on.
-        for helper in helpers:
-            helper.terminate()
-            helper.wait()
     table = Table.of(read_results(out), metric, read_json(out / PLAN)["baseline"])
     with locked(out / LOCK):
         files = table.write(out)
@@ -118,15 +121,108 @@ def compare(
     print(f"written: {', '.join(map(str, files))}")
 
 
-def _helper(
-    plan: Plan, store: Path, out: Path, test: bool, keep_models: bool, device: str | None
-) -> "subprocess.Popen[bytes]":
-    """Start another process on the same folder."""
-    words = [sys.executable, "-m", "cswe", *shlex.split(plan.command(store, out))[1:], "--quiet"]
-    words += [] if test else ["--no-test"]
-    words += [] if keep_models else ["--no-keep-models"]
-    words += ["--device", device] if device else []
+def sweep(
+    store: Annotated[Path, tyro.conf.Positional],
+    out: Path,
+    space: str = PAPER,
+    recipe: str = "digits",
+    set_: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = (),
+    esm: EsmSize = "8M",
+    method: Method | None = None,
+    trials: int = 50,
+    prune: Prune | None = None,
+    seeds: int = 1,
+    first_seed: int = 0,
+    layer: int | None = None,
+    jobs: int = 1,
+    device: str | None = None,
+    quiet: bool = False,
+) -> None:
+    """Search the choices of a recipe by validation, and write the best as a recipe that `cswe train` takes.
+
+    Example: cswe sweep tokens/ --recipe proteins --space paper --out sweep/
+
+    Then: cswe train tokens/ --recipe sweep/best.json --out run/
+
+    Broken off, the same command goes on where it was; several processes may share one folder.
+
+    Parameters
+    ----------
+    store
+        The store's folder, as `cswe extract` makes it.
+    out
+        The sweep's folder: Optuna's journal, trials.csv, best.json, logs.
+    space
+        paper, for the paper's grid; or a JSON file: {"bound": [5, 10], "lr": {"low": 1e-4, "high": 0.1, "log": true}}.
+    recipe
+        Where the search starts: digits, images, points or proteins; or a recipe.json.
+    set_
+        Changes to the recipe: --set slices=16 epochs=30.
+    esm
+        Size of ESM-2, for proteins.
+    method
+        grid: every combination; tpe: points that look promising. By default a grid if all values are listed.
+    trials
+        Points to try, for tpe; all processes together.
+    prune
+        Break off runs that do worse than others did at the same epoch. By default none for a grid, median for tpe.
+    seeds
+        Train every point with so many seeds; what counts is their mean.
+    first_seed
+        The first of them.
+    layer
+        The backbone's layer, if the store has several.
+    jobs
+        Processes to share the work between.
+    device
+        cpu or cuda; a GPU if there is one.
+    quiet
+        Print the result only.
+    """
+    if jobs < 1:
+        raise UserError(f"jobs: expected at least 1 but got {jobs}")
+    choices = parse_choices(set_)
+    base = base_recipe(recipe, choices.get("slices"), esm).with_(**choices).check()
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(line, flush=True)
+
+    options = {"space": space, "recipe": recipe, "esm": esm, "method": method, "trials": trials, "prune": prune}
+    options |= {"seeds": seeds, "first-seed": first_seed, "layer": layer}
+    words = ["cswe", "sweep", str(store), "--out", str(out), *(["--set", *set_] if set_ else [])]
+    words += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    with _helpers(words, jobs - 1, device):
+        run_sweep(
+            store,
+            out,
+            base,
+            Space.open(space, base),
+            method=method,
+            trials=trials,
+            prune=prune,
+            seeds=seeds,
+            first_seed=first_seed,
+            layer=layer,
+            device=device,
+            tell=tell,
+        )
+    print(best_line(out))
+    print(f"{out / BEST_RECIPE}: train with it by `cswe train {store} --recipe {out / BEST_RECIPE} --out RUN`")
+
+
+@contextmanager
+def _helpers(words: list[str], count: int, device: str | None) -> Iterator[None]:
+    """Let more processes do the same command for the length of a block."""
+    command = [sys.executable, "-m", "cswe", *words[1:], "--quiet", *(["--device", device] if device else [])]
     # Threads of several processes would fight for the same cores.
-    return subprocess.Popen(
-        words, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    silent = subprocess.DEVNULL
+    helpers = [subprocess.Popen(command, env=environment, stdout=silent, stderr=silent) for _ in range(count)]
+    try:
+        yield
+    finally:
+        # With everything done they have nothing left to do; otherwise something went wrong, and they should not go on.
+        for helper in helpers:
+            helper.terminate()
+            helper.wait()

@@ -1,0 +1,236 @@
+"""Search the choices of a recipe, by validation alone: the test split is never looked at."""
+
+import csv
+import io
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+from cswe.tokens import Manifest
+from cswe.training.checkpoint import BEST, LAST, read_json, write_json
+from cswe.training.compare import Shelf, check_pool
+from cswe.training.errors import TrainingError, UserError
+from cswe.training.fit import fit
+from cswe.training.locking import locked
+from cswe.training.logging import LOG, Record, read_lines
+from cswe.training.parallel import default_device
+from cswe.training.recipe import Recipe
+from cswe.training.space import Space
+from cswe.training.task import CHOSEN_BY, task_of
+from cswe.training.trials import Held, Method, Prune, Trials
+
+PLAN, BEST_RECIPE, TABLE = "sweep.json", "best.json", "trials.csv"
+_WAIT = 0.5  # seconds between two looks at trials that others are working on
+
+
+def sweep(
+    store: str | Path,
+    out: str | Path,
+    recipe: Recipe,
+    space: Space,
+    *,
+    method: Method | None = None,
+    trials: int = 50,
+    prune: Prune | None = None,
+    seeds: int = 1,
+    first_seed: int = 0,
+    layer: int | None = None,
+    device: str | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Recipe:
+    """Train with every point of a grid, or with points that look promising, and return the best recipe.
+
+    Parameters
+    ----------
+    store
+        The store's folder.
+    out
+        The sweep's folder: Optuna's journal, logs of all runs, ``trials.csv``, and ``best.json``, a recipe.
+    recipe
+        Where the search starts; what the space does not name stays as it is.
+    space
+        What to search.
+    method
+        ``"grid"`` or ``"tpe"``; by default a grid if all values are listed.
+    trials
+        Points to try, for ``"tpe"``.
+    prune
+        ``"none"``, ``"median"`` or ``"halving"``: break off runs that do worse than others did at the same epoch. By
+        default none for a grid, and the median for the other.
+    seeds, first_seed
+        Train every point with so many seeds; what counts is their mean validation score.
+    layer
+        The backbone's layer, if the store has several.
+    device
+        cpu or cuda; a GPU if there is one.
+    tell
+        Told a line about every trial.
+
+    Returns
+    -------
+    Recipe
+        The best by validation.
+    """
+    path, folder = Path(store), Path(out)
+    if seeds < 1 or trials < 1:
+        raise UserError(f"expected at least one seed and one trial but got {seeds} and {trials}")
+    chosen: Method = method or ("grid" if space.listed else "tpe")
+    pruning: Prune = prune or ("none" if chosen == "grid" else "median")
+    manifest = Manifest.read(path)
+    layers = sorted(manifest.spec.layers)
+    if layer is None and len(layers) > 1:
+        raise UserError(f"layer: expected one of {layers}, which the store holds, but got none")
+    where = layers[0] if layer is None else layer
+    _check_space(recipe, space, manifest, chosen)
+    numbers = list(range(first_seed, first_seed + seeds))
+    plan = {
+        "recipe": recipe.to_json(),
+        "space": space.to_json(),
+        "method": chosen,
+        "seeds": numbers,
+        "layer": where,
+        "tokens": manifest.spec.key,
+    }
+    _claim(folder, plan)
+    search = Trials(folder, space, chosen, trials, pruning, recipe.optimization.epochs, first_seed)
+    shelf = Shelf(path, default_device(device))
+    score = CHOSEN_BY[task_of(manifest.spec.labels)]
+    waiting = False
+    while True:
+        held = search.next()
+        if held is None:
+            if not search.under_way():
+                break
+            if not waiting:
+                tell("waiting for trials that other processes are working on")
+                waiting = True
+            sleep(_WAIT)
+            continue
+        value, error = None, None
+        try:
+            value = _train(held, folder, recipe.with_(**held.choices), shelf, where, numbers, score)
+            if value is not None and not math.isfinite(value):
+                value, error = None, f"validation {score} is {value}"
+        except TrainingError as failure:
+            error = str(failure).replace(f"{folder}/", "")
+        search.finish(held, value, error=error)
+        for checkpoint in (folder / "runs" / held.run).glob("seed-*/*"):
+            if checkpoint.name in (BEST, LAST):
+                shutil.rmtree(checkpoint)
+        told = error or ("pruned" if value is None else f"validation {score} {100 * value:.2f}")
+        tell(f"trial {held.run}: {_listed(held.choices)}: {told}")
+        _write_results(folder, search, space, recipe)
+    _write_results(folder, search, space, recipe)
+    best = search.best()
+    if best is None:
+        raise TrainingError(f"no trial of {folder} came to an end with a score; {folder / TABLE} says why")
+    return best_recipe(recipe, best.params)
+
+
+def best_recipe(recipe: Recipe, choices: dict[str, Any]) -> Recipe:
+    """Return a recipe with the choices of a trial, under a name of its own."""
+    return recipe.with_(**choices, name=f"{recipe.name}-best")
+
+
+def _train(
+    held: Held, folder: Path, recipe: Recipe, shelf: Shelf, layer: int, seeds: list[int], score: str
+) -> float | None:
+    """Train all seeds, an epoch each in turn; return the mean of their best scores, or None if it was pruned."""
+    data = shelf.data(layer, recipe)
+    runs = [folder / "runs" / held.run / f"seed-{seed}" for seed in seeds]
+    fits = [fit(data, run, seed=seed, resume=True) for seed, run in zip(seeds, runs, strict=True)]
+    epochs = recipe.optimization.epochs
+    reported = 0
+    for _ in _rounds(fits):
+        reported = _report(held, runs, score, reported)
+        if reported < epochs and held.trial.should_prune():
+            return None
+    _report(held, runs, score, reported)
+    best = [max((line["validation"][score] for line in read_lines(run / LOG)), default=math.nan) for run in runs]
+    return sum(best) / len(best)
+
+
+def _report(held: Held, runs: list[Path], score: str, reported: int) -> int:
+    """Tell Optuna the mean score of every epoch that it has not been told of; return the last one."""
+    scores = [[line["validation"][score] for line in read_lines(run / LOG)] for run in runs]
+    for epoch in range(reported, max(map(len, scores))):
+        # A run that stopped early keeps its last score.
+        mean = sum(values[min(epoch, len(values) - 1)] for values in scores) / len(scores)
+        held.trial.report(mean, epoch + 1)
+    return max(map(len, scores))
+
+
+def _rounds(fits: list[Iterator[Record]]) -> Iterator[None]:
+    """Let runs take turns; a round is an epoch of each that is not through."""
+    active = list(fits)
+    while active:
+        active = [run for run in active if next(run, None) is not None]
+        if active:
+            yield
+
+
+def _claim(folder: Path, plan: dict[str, Any]) -> None:
+    """Write down what is searched, or check that it is what the folder was begun with."""
+    with locked(folder / "sweep.lock"):
+        if not (folder / PLAN).exists():
+            write_json(folder / PLAN, plan)
+            return
+        there = read_json(folder / PLAN)
+    differing = [name for name in plan if there.get(name) != plan[name]]
+    if differing:
+        raise UserError(
+            f"{folder}: was begun with another {' and '.join(differing)}; use the same, or choose another folder"
+        )
+
+
+def _check_space(recipe: Recipe, space: Space, manifest: Manifest, method: Method) -> None:
+    """Raise an error now if some point makes no sense, rather than hours later."""
+    if method == "grid":
+        points = list(space.grid())
+    else:
+        first = {
+            name: values[0] if isinstance(values, tuple) else (int(values.low) if values.whole else values.low)
+            for name, values in space.choices.items()
+        }
+        points = [first]
+    for point in points:
+        check_pool(recipe.with_(**point).check(), manifest)
+
+
+def _write_results(folder: Path, search: Trials, space: Space, recipe: Recipe) -> None:
+    """Write all trials as a table, and the best as a recipe."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["run", "state", "validation", *space.choices, "epochs", "error"])
+    for trial in search.settled():
+        lead = [trial.user_attrs.get("run"), trial.state.name.lower(), "" if trial.value is None else trial.value]
+        epochs = max(trial.intermediate_values, default=0)
+        chosen = [trial.params.get(name) for name in space.choices]
+        writer.writerow([*lead, *chosen, epochs, trial.user_attrs.get("error", "")])
+    best = search.best()
+    with locked(folder / "sweep.lock"):
+        aside = folder / f"{TABLE}.partial"
+        aside.write_text(stream.getvalue(), encoding="utf-8", newline="\n")
+        aside.replace(folder / TABLE)
+        if best is not None:
+            write_json(folder / BEST_RECIPE, best_recipe(recipe, best.params).to_json())
+
+
+def best_line(folder: Path) -> str:
+    """Tell in a line what a sweep found."""
+    with (folder / TABLE).open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    done = [row for row in rows if row["state"] == "complete"]
+    best = max(done, key=lambda row: float(row["validation"]))
+    chosen = ", ".join(f"{name}={value}" for name, value in list(best.items())[3:-2])
+    others = f"{len(rows)} trials, {sum(row['state'] == 'pruned' for row in rows)} of them pruned"
+    return f"best of {others}: {chosen}; validation {100 * float(best['validation']):.2f}"
+
+
+def _listed(choices: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in choices.items()
+    )
