@@ -40,7 +40,7 @@ def study(digits, tmp_path_factory):
     """Two numbers of slices, two bounds, two seeds."""
     folder = tmp_path_factory.mktemp("study") / "study"
     pools = ("mean", "attention:queries=4", "swe", "cswe:bound=0.9", "cswe:bound=0.8")
-    plan = Plan(pools, (4, 16), seeds=2, choices=(*TINY, "epochs=3", "wrt=both", "dual_lr=0.1"))
+    plan = Plan(pools, (4, 16), seeds=2, choices=(*TINY, "epochs=2", "wrt=both", "dual_lr=0.1"))
     compare(digits, folder, plan, baseline="swe", device="cpu")
     return folder
 

@@ -18,8 +18,8 @@ def draw_accuracy(table: Table, colours: dict[str, str]) -> Figure:
     rows = [row for row in table.at(layer) if math.isfinite(row.mean(split, table.metric).mean)]
     name = f"{split} {metric_name(table.metric)}, %"
     pools = list(dict.fromkeys(row.pool for row in rows))
-    by_slices = panel("against the number of slices", "slices L", name)
-    by_size = panel("against the length of the vector", "numbers per set", name)
+    by_slices = panel("against the number of slices", "slices L", name, height=2.5)
+    by_size = panel("against the length of the vector", "numbers per set", name, height=2.5)
     for number, pool in enumerate(pools):
         own = sorted((row for row in rows if row.pool == pool), key=lambda row: row.size or 0)
         # A little to the side of each other, so that equal values do not hide one another.

@@ -217,10 +217,13 @@ def _choices(runs: list[Run]) -> dict[str, Any]:
     recipes = [flat_choices(run.cell.recipe) for run in runs]
     names = list(recipes[0])
     shared = {name: recipes[0][name] for name in names if all(recipe[name] == recipes[0][name] for recipe in recipes)}
-    varied = {
-        name: list(dict.fromkeys(str(recipe[name]) for recipe in recipes)) for name in names if name not in shared
-    }
-    return {"shared": shared, "varied": {name: ", ".join(values) for name, values in varied.items()}}
+    varied = {name: {recipe[name] for recipe in recipes} for name in names if name not in shared}
+    return {"shared": shared, "varied": {name: ", ".join(_in_order(values)) for name, values in varied.items()}}
+
+
+def _in_order(values: set[Any]) -> list[str]:
+    """Print values, numbers by size and before the rest."""
+    return [str(value) for value in sorted(values, key=lambda value: (isinstance(value, str), value is None, value))]
 
 
 def _versions(material: Material) -> dict[str, str]:

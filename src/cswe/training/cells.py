@@ -157,7 +157,7 @@ class Plan:
         base = base_recipe(self.recipe, slices, self.esm)
         return base.with_(**(parse_choices(self.choices) | own), pool=name).check()
 
-    def command(self, store: Path, out: Path) -> str:
+    def command(self, store: Path, out: Path, baseline: str | None = None) -> str:
         """Return the command that does all this."""
         words = ["cswe", "compare", str(store), "--out", str(out), "--pools", *self.pools]
         words += ["--slices", *map(str, self.slices), "--seeds", str(self.seeds)]
@@ -166,6 +166,7 @@ class Plan:
         words += ["--recipe", self.recipe] if self.recipe != "digits" else []
         words += ["--esm", self.esm] if self.recipe == "proteins" else []
         words += ["--set", *self.choices] if self.choices else []
+        words += ["--baseline", baseline] if baseline else []
         return shlex.join(words)
 
 

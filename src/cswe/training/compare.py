@@ -171,7 +171,7 @@ def note_plan(folder: Path, store: Path, plan: Plan, baseline: str | None) -> No
             earlier = read_json(folder / PLAN)
             pools = [*earlier["pools"], *(pool for pool in pools if pool not in earlier["pools"])]
             baseline = baseline or earlier["baseline"]
-        command = plan.command(store, folder)
+        command = plan.command(store, folder, baseline)
         content = {"store": str(store), "pools": pools, "baseline": baseline or pools[0], "command": command}
         write_json(folder / PLAN, content)
 
