@@ -38,7 +38,7 @@ class Tuning(NamedTuple):
     chunk: int = 32
     chunk_warps: int = 1
     chunk_stages: int = 2
-    state_ranks: int = 32
+    state_ranks: int = 16
     state_warps: int = 2
     state_stages: int = 2
     state_bytes: int = 128 << 20
@@ -153,7 +153,7 @@ def _states(problem: Problem, scale: Tensor, parts: Halves, of_tokens: bool, pre
     rows, rows_low = (parts.tokens, parts.tokens_low) if of_tokens else (parts.high, parts.low if precise else None)
     states_pass[(batch * slices * pieces,)](
         problem.points, problem.order, scale, problem.squares, rows, _or(rows_low, rows), parts.targets,
-        _or(problem.lengths, problem.order), high, low, mass, scalar, parts.units,
+        _or(problem.lengths, problem.order), high, low, mass, scalar,
         batch, slices, count, targets, width, _rate(problem),
         C=tuning.chunk, KB=tuning.state_ranks, DB=piece, PIECES=pieces, TOKENS=of_tokens,
         HAS_LOW=rows_low is not None, PRECISE=precise, MIXED=ragged, RAGGED=ragged,
@@ -178,9 +178,9 @@ def _value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor
     scale = _normaliser(problem)
     if cuda_ranks.fits(problem):
         return cuda_ranks.value_and_slope(problem, scale, with_slope)
-    parts = halves(problem)
-    # A single sample is a reference being sorted softly, with its squared norms as a column: far from centred.
+    # A single sample may be a reference being sorted softly, with its squared norms as a column: far from centred.
     precise = ragged or batch == 1 or needs_both_parts(count, width) or bool(tuning.precise)
+    parts = halves(problem, precise)
     height = torch.empty_like(points)
     base = torch.empty_like(points) if with_slope else height
     for start, stop in _blocks(problem, 4 if precise else 2):
@@ -210,27 +210,14 @@ def _value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor
     slope = torch.empty_like(points) if with_slope else points.new_empty((batch, 0, 0))
     rows, tile = batch * slices, _scalar_tile(batch * slices, count)
     slope_pass[(triton.cdiv(rows, tile["R"]),)](
-        points, lengths, scale, height, base, _shift(problem, parts, precise), value, slope if with_slope else value,
+        points, lengths, scale, height, base, value, slope if with_slope else value,
         rows, slices, count, _rate(problem), 1 / problem.tau, RAGGED=ragged, SLOPE=with_slope, **tile,
     )  # fmt: skip
     return value, slope
 
 
-def _shift(problem: Problem, parts: Halves, precise: bool) -> Tensor:
-    """Give what the value lacks if tokens were read without centring: rows of Q sum to 1, so only Σ_r T_r is met.
-
-    T as the products saw it, rounded: then its rounding meets the centred tokens only.
-    """
-    if parts.is_centred:
-        return problem.points.new_zeros(problem.targets.shape[0])
-    if precise:
-        return 2 * (problem.targets.sum(1) @ problem.centre)
-    _, _, count, targets, _ = problem.sizes
-    return (parts.high.sum(1, dtype=torch.float32) @ problem.centre) * (2 * targets / count / parts.units[2])
-
-
 def needs_both_parts(count: int, width: int) -> bool:
-    """Whether T's rounding to half precision could be seen.
+    """Whether rounding T and the tokens to half precision could be seen.
 
     It is random, relative to 1.4e-4 at the most: over N·d products its share of S falls below 2e-6.
     """
@@ -243,9 +230,9 @@ def _targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
     scale = _normaliser(problem)
     if cuda_ranks.fits(problem):
         return cuda_ranks.targets_gradient(problem, grad, scale)
-    parts = halves(problem, with_targets=False)
     # A single sample is how a reference is sorted softly: a value then, not only a gradient.
     precise = batch == 1 or needs_both_parts(count, width)
+    parts = halves(problem, precise, with_targets=False)
     largest = torch.linalg.vector_norm(grad, torch.inf, dim=0)
     piece = _width_of_pieces(width, tuning.target_width)
     pieces, chunks = triton.cdiv(width, piece), triton.cdiv(count, tuning.chunk)
@@ -267,14 +254,14 @@ def _targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
         if ragged:
             ragged_targets_pass[(buffers * programs,)](
                 block.points, block.order, own_scale, own.tokens, low, block.lengths, grad[start:stop], largest,
-                states.high, states.low, states.mass, here, own.units,
+                states.high, states.low, states.mass, here,
                 stop - start, slices, count, targets, width, _rate(problem), each,
                 HAS_LOW=has_low, num_warps=tuning.target_warps, **shared,
             )  # fmt: skip
         else:
             targets_pass[(buffers * programs,)](
                 block.points, block.order, own_scale, own.tokens, low, grad[start:stop], largest,
-                states.high, states.low, states.mass, here, own.units,
+                states.high, states.low, states.mass, here,
                 stop - start, slices, count, width, _rate(problem), each,
                 HAS_LOW=has_low, STAGES=tuning.target_stages, num_warps=tuning.target_warps,
                 maxnreg=tuning.target_registers, **shared,
@@ -287,9 +274,9 @@ def _collect(problem: Problem, grad: Tensor, parts: Halves, partial: Tensor) -> 
     _, slices, count, targets, width = problem.sizes
     result = torch.empty_like(problem.targets, memory_format=torch.contiguous_format)
     collect_targets[(triton.cdiv(targets, 4), slices)](
-        partial, grad.sum(0), problem.centre.contiguous(), parts.units, result, slices, count, targets, width,
+        partial, parts.units, result, slices, count, targets, width,
         partial.shape[0], terms_of(targets, count), ROWS=4, DB=128, RAGGED=problem.lengths is not None,
-        CENTRED=parts.is_centred, num_warps=1,
+        num_warps=1,
     )  # fmt: skip
     return result
 
@@ -307,7 +294,7 @@ def _tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
     scale = _normaliser(problem)
     if cuda_ranks.fits(problem):
         return cuda_ranks.tokens_gradient(problem, grad, scale)
-    parts = halves(problem)
+    parts = halves(problem, precise=False, with_tokens=False)
     piece = _width_of_pieces(width, 64)
     pieces = triton.cdiv(width, piece)
     each, buffers = _partial_sums(slices, batch * pieces, batch * count * width)

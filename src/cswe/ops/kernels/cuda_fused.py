@@ -125,17 +125,16 @@ def chunk_pass(
                     along_tokens = tl.dot(v_low, g, along_tokens)
 
         # Undo the scaling; rows of T were averages of the targets.
-        factor = -2.0 * tl.load(units + 1) * (M / length)
+        factor = -2.0 * tl.load(units) * (M / length)
         left_point = tl.load(points + start - 1, mask=has_left, other=0.0)
         right_point = tl.load(points + start + C, mask=has_right, other=0.0)
         from_left = tl.where(has_left, decayed((s - left_point) * rate), 0.0)
         from_right = tl.where(has_right, decayed((s - right_point) * rate), 0.0)
         column = tl.arange(0, 8)[None, :]
-        per_unit = factor / tl.load(units)
         left_mass = tl.load(masses + state, mask=has_left, other=0.0)
         right_mass = tl.load(masses + state + 1, mask=has_right, other=0.0)
-        left = tl.sum(tl.where(column == 0, along_targets, 0.0), 1) * (per_unit * left_mass)
-        right = tl.sum(tl.where(column == 1, along_targets, 0.0), 1) * (per_unit * right_mass)
+        left = tl.sum(tl.where(column == 0, along_targets, 0.0), 1) * (factor * left_mass)
+        right = tl.sum(tl.where(column == 1, along_targets, 0.0), 1) * (factor * right_mass)
         left = from_left * (left + mass * tl.load(square_states + state, mask=has_left, other=0.0))
         right = from_right * (right + mass * tl.load(square_states + state + 1, mask=has_right, other=0.0))
         scaled = s * rate
@@ -272,7 +271,7 @@ def ties_pass(
         behind = tl.load(points + row + at, mask=at < length, other=1.0)
         crossing += tl.sum((before == behind).to(tl.int32) * (at < length).to(tl.int32), 0)
     if crossing > 0:
-        factor = -2.0 * tl.load(units + 1) * (M / length)
+        factor = -2.0 * tl.load(units) * (M / length)
         own_high = high + slice_index * N * d
         own_low = low + slice_index * N * d
         own_targets = targets + slice_index * M * d

@@ -22,19 +22,17 @@ class Halves(NamedTuple):
     """What the passes read instead of tokens and targets."""
 
     tokens: Tensor
-    """``(B, N, d)`` half precision; the tokens as they are, or scaled and (with a low part) centred."""
+    """Tokens ``(B, N, d)`` in half precision, centred and scaled."""
     tokens_low: Tensor | None
-    """What rounding left over, or ``None``: the tokens are exact."""
+    """What rounding left over, or ``None``: one part is enough."""
     high: Tensor
     """Rows T ``(L, N, d)``, as averages and scaled; empty where lengths differ."""
     low: Tensor
     """What rounding left over."""
     targets: Tensor
-    """Targets ``(L, M, d)`` in float32, scaled."""
+    """Targets ``(L, M, d)`` in float32, scaled where lengths differ."""
     units: Tensor
-    """Factor on token states; what undoes both scalings; that of the targets; that of the tokens."""
-    is_centred: bool
-    """Whether the centre has been subtracted from the tokens."""
+    """What undoes both scalings, that of the targets, and that of the tokens."""
 
     def samples(self, start: int, stop: int) -> "Halves":
         """Restrict to some of the samples."""
@@ -43,22 +41,19 @@ class Halves(NamedTuple):
 
 
 @triton.jit
-def _units(largest_token, largest_target, centre, units, d, EXACT: tl.constexpr, DB: tl.constexpr):
-    norm = 0.0
+def _units(largest_token, largest_target, centre, units, d, DB: tl.constexpr):
+    largest = 0.0
     for start in range(0, d, DB):
         at = start + tl.arange(0, DB)
-        part = tl.load(centre + at, mask=at < d, other=0.0).to(tl.float32)
-        norm += tl.sum(part * part, 0)
-    # No coordinate of a token is larger than this, centred or not.
-    bound = tl.load(largest_token).to(tl.float32) + tl.sqrt(norm)
+        part = tl.load(centre + at, mask=at < d, other=0.0)
+        largest = tl.maximum(largest, tl.max(tl.abs(part), 0))
+    bound = tl.load(largest_token).to(tl.float32) + largest
     per_token = tl.exp2(tl.floor(-tl.log2(tl.maximum(bound, 1e-20)) + TOKEN_BITS))
     bound = tl.load(largest_target).to(tl.float32)
     per_target = tl.exp2(tl.floor(-tl.log2(tl.maximum(bound, 1e-20)) + TARGET_BITS))
-    token_unit = 1.0 if EXACT else per_token
-    tl.store(units, 1.0)
-    tl.store(units + 1, 1 / (per_target * token_unit))
-    tl.store(units + 2, per_target)
-    tl.store(units + 3, token_unit)
+    tl.store(units, 1 / (per_target * per_token))
+    tl.store(units + 1, per_target)
+    tl.store(units + 2, per_token)
 
 
 @triton.jit
@@ -66,14 +61,13 @@ def _split_tokens(
     tokens, centre, units, high, low, count, d, ROWS: tl.constexpr, DB: tl.constexpr, HAS_LOW: tl.constexpr
 ):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    unit = tl.load(units + 3)
+    unit = tl.load(units + 2)
     for start in range(0, d, DB):
         column = start + tl.arange(0, DB)
         read = (row < count)[:, None] & (column < d)[None, :]
         at = row[:, None] * d + column[None, :]
         value = tl.load(tokens + at, mask=read, other=0.0).to(tl.float32)
-        if HAS_LOW:
-            value -= tl.load(centre + column, mask=column < d, other=0.0)[None, :]
+        value -= tl.load(centre + column, mask=column < d, other=0.0)[None, :]
         first, second = split(value * unit)
         tl.store(high + at, first, mask=read)
         if HAS_LOW:
@@ -96,7 +90,7 @@ def _split_targets(
 ):
     rank = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slice_index = tl.program_id(1).to(tl.int64)
-    unit = tl.load(units + 2)
+    unit = tl.load(units + 1)
     count = M if MIXED else N
     for start in range(0, d, DB):
         column = start + tl.arange(0, DB)
@@ -112,31 +106,27 @@ def _split_targets(
             tl.store(low + at, second, mask=write)
 
 
-def halves(problem: Problem, with_targets: bool = True) -> Halves:
-    """Bring tokens and targets into half precision without losing accuracy.
+def halves(problem: Problem, precise: bool, with_tokens: bool = True, with_targets: bool = True) -> Halves:
+    """Bring tokens and targets into half precision, centred and scaled by powers of two.
 
-    Half-precision tokens are read as they are. bfloat16 ones are exact in half precision too, once scaled by a power
-    of two. float32 ones are centred, scaled and split into two parts.
+    ``precise`` keeps what rounding the tokens leaves over (T's is always there). Centring comes before rounding:
+    tokens far from the origin would lose most of their digits otherwise.
     """
     batch, slices, count, targets, width = problem.sizes
     tokens, reference, centre = problem.tokens, problem.targets, problem.centre
-    exact, has_low = tokens.dtype == torch.float16, tokens.dtype not in (torch.float16, torch.bfloat16)
-    if exact and not with_targets:
-        nothing = tokens.new_empty(0)
-        return Halves(tokens, None, nothing, nothing, reference, centre.new_ones(4), False)
-    units = torch.empty(4, dtype=torch.float32, device=tokens.device)
+    units = torch.empty(3, dtype=torch.float32, device=tokens.device)
     largest = torch.linalg.vector_norm(reference, torch.inf)
     _units[(1,)](
-        largest if exact else torch.linalg.vector_norm(tokens, torch.inf), largest, centre, units, width,
-        EXACT=exact, DB=256, num_warps=1,
+        torch.linalg.vector_norm(tokens, torch.inf) if with_tokens else largest, largest, centre, units, width,
+        DB=256, num_warps=1,
     )  # fmt: skip
     high, low = tokens, None
-    if not exact:
+    if with_tokens:
         high = torch.empty(tokens.shape, dtype=torch.float16, device=tokens.device)
-        low = torch.empty_like(high) if has_low else None
+        low = torch.empty_like(high) if precise else None
         rows = batch * count
         _split_tokens[(triton.cdiv(rows, 16),)](
-            tokens, centre, units, high, low if has_low else high, rows, width, ROWS=16, DB=128, HAS_LOW=has_low
+            tokens, centre, units, high, high if low is None else low, rows, width, ROWS=16, DB=128, HAS_LOW=precise
         )
     mixed = problem.lengths is not None
     scaled = torch.empty_like(reference) if mixed else reference
@@ -146,7 +136,7 @@ def halves(problem: Problem, with_targets: bool = True) -> Halves:
         _split_targets[(triton.cdiv(targets if mixed else count, 4), slices)](
             reference, units, t_high, t_low, scaled, count, targets, width, ROWS=4, DB=128, MIXED=mixed, num_warps=1
         )
-    return Halves(high, low, t_high, t_low, scaled, units, has_low)
+    return Halves(high, low, t_high, t_low, scaled, units)
 
 
 def terms_of(ranks: int, targets: int) -> int:

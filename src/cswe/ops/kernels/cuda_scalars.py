@@ -64,7 +64,6 @@ def slope_pass(
     scale,
     height,
     base,
-    shift,
     value,
     slope,
     rows,
@@ -79,7 +78,7 @@ def slope_pass(
 ):
     """Write S ``(B, L)`` and its derivative by the sorted projections ``(B, L, N)``, 0 behind a sample's length.
 
-    ``base`` is what the d-wide pass has of the slope, ``shift`` ``(L,)`` makes up for tokens read without centring.
+    ``base`` is what the d-wide pass has of the slope.
     """
     row = (tl.program_id(0) * R + tl.arange(0, R))[:, None]
     length = tl.load(lengths + row // L, mask=row < rows, other=1).to(tl.int32) if RAGGED else N
@@ -102,7 +101,7 @@ def slope_pass(
             beside, below = apart(decay, before, tied & near, carry, held, 1, False)
             carry, held = _at(below, lane == NB - 1), _at(beside, lane == NB - 1)
             tl.store(slope + at, tl.load(base + at, mask=read, other=0.0) + beside, mask=read)
-    tl.store(value + row, tl.sum(result, 1)[:, None] + tl.load(shift + row % L), mask=row < rows)
+    tl.store(value + row, tl.sum(result, 1)[:, None], mask=row < rows)
     if SLOPE:
         tl.debug_barrier()
         carry, held = zero, zero

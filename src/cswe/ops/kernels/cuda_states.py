@@ -119,7 +119,6 @@ def _walk(
     states_low,
     masses,
     scalars,
-    unit,
     first_state,
     length,
     columns,
@@ -176,7 +175,7 @@ def _walk(
         carried_beside = tl.sum(tl.where(line == 8, beside, 0.0), 0)
         carry_edge = tl.load(points + (stop - 1 if FROM_LEFT else start))
         if TOKENS:
-            acc = acc * (unit / tl.maximum(total, 1e-30))[:, None]
+            acc = acc * (1 / tl.maximum(total, 1e-30))[:, None]
         where = first_state + (start // C + line) * 2 + (0 if FROM_LEFT else 1)
         _store(
             acc, total, beside, states, states_low, masses, scalars, where, write,
@@ -198,7 +197,6 @@ def states_pass(
     states_low,
     masses,
     scalars,
-    units,
     B,
     L,
     N,
@@ -237,12 +235,10 @@ def states_pass(
     if TOKENS:
         rows += sample * N * d
         rows_low += sample * N * d
-        unit = tl.load(units)
     else:
         rows += slice_index * N * d
         rows_low += slice_index * N * d
         targets += slice_index * M * d
-        unit = 1.0
     first_state = row * tl.cdiv(N, C) * 2
     columns = piece * DB + tl.arange(0, DB)
     inside = columns < d
@@ -264,7 +260,7 @@ def states_pass(
         total = tl.sum(weights, 1)
         beside = tl.sum(scalar, 1)
         if TOKENS:
-            acc = acc * (unit / tl.maximum(total, 1e-30))[:, None]
+            acc = acc * (1 / tl.maximum(total, 1e-30))[:, None]
         where = first_state + chunk * 2 + tl.where(left, 0, 1)
         _store(
             acc, total, beside, states, states_low, masses, scalars, where, valid,
@@ -273,11 +269,11 @@ def states_pass(
     else:
         _walk(
             points, order, scale, squares, rows, rows_low, targets, states, states_low, masses, scalars,
-            unit, first_state, length,
+            first_state, length,
             columns, inside, piece, M, d, rate, True, C, KB, DB, TOKENS, HAS_LOW, PRECISE, MIXED, STAGES,
         )  # fmt: skip
         _walk(
             points, order, scale, squares, rows, rows_low, targets, states, states_low, masses, scalars,
-            unit, first_state, length,
+            first_state, length,
             columns, inside, piece, M, d, rate, False, C, KB, DB, TOKENS, HAS_LOW, PRECISE, MIXED, STAGES,
         )  # fmt: skip

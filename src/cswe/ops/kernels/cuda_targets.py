@@ -23,7 +23,6 @@ def _outside(
     states,
     states_low,
     masses,
-    unit,
     largest,
     first_sample,
     slice_index,
@@ -62,7 +61,7 @@ def _outside(
         state_low = tl.load(states_low + at[:, None] * d + columns[None, :], mask=mask, other=0.0)
         total = tl.dot(low, state, total)
         total = tl.dot(high, state_low, total)
-    return acc + total * (1 / unit)
+    return acc + total
 
 
 @triton.jit
@@ -120,7 +119,6 @@ def targets_pass(
     states_low,
     masses,
     partial,
-    units,
     B,
     L,
     N,
@@ -146,14 +144,13 @@ def targets_pass(
     part = index // chunks
     columns = piece * DB + tl.arange(0, DB)
     inside = columns < d
-    unit = tl.load(units)
     top = tl.maximum(tl.load(largest + slice_index), 1e-30)
     acc = tl.zeros((C, DB), dtype=tl.float32)
     first = part * each
     last = tl.minimum(first + each, B)
     for first_sample in range(first, last, 8):
         acc = _outside(
-            acc, points, scale, grad, states, states_low, masses, unit, top, slice_index * 0 + first_sample,
+            acc, points, scale, grad, states, states_low, masses, top, slice_index * 0 + first_sample,
             slice_index, start, last, L, N, d, N, columns, inside, rate, C, PRECISE, 8,
         )  # fmt: skip
     for index in tl.range(first, last, num_stages=STAGES):
@@ -184,7 +181,6 @@ def ragged_targets_pass(
     states_low,
     masses,
     partial,
-    units,
     B,
     L,
     N,
@@ -209,7 +205,6 @@ def ragged_targets_pass(
     part = index // L
     columns = piece * DB + tl.arange(0, DB)
     inside = columns < d
-    unit = tl.load(units)
     top = tl.maximum(tl.load(largest + slice_index), 1e-30)
     out = partial + ((slice_index * 0 + part) * L + slice_index) * M * d
     for index in range(part * each, tl.minimum(part * each + each, B)):
@@ -220,7 +215,7 @@ def ragged_targets_pass(
         for start in range(0, length, C):
             acc = tl.zeros((C, DB), dtype=tl.float32)
             acc = _outside(
-                acc, points, scale, grad, states, states_low, masses, unit, top, sample, slice_index, start,
+                acc, points, scale, grad, states, states_low, masses, top, sample, slice_index, start,
                 B, L, N, d, length, columns, inside, rate, C, PRECISE, 1,
             )  # fmt: skip
             acc = _inside(
@@ -248,8 +243,6 @@ def ragged_targets_pass(
 @triton.jit
 def collect_targets(
     partial,
-    total_grad,
-    centre,
     units,
     result,
     L,
@@ -261,14 +254,12 @@ def collect_targets(
     ROWS: tl.constexpr,
     DB: tl.constexpr,
     RAGGED: tl.constexpr,
-    CENTRED: tl.constexpr,
 ):
-    """Sum the partial sums, pass them from ranks on to targets, and undo scaling and missing centring."""
+    """Sum the partial sums, pass them from ranks on to targets, and undo the scaling."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slice_index = tl.program_id(1).to(tl.int64)
     rows = M if RAGGED else N
-    factor = -2.0 / tl.load(units + 3)
-    shift = 0.0 if CENTRED else 2.0 * tl.load(total_grad + slice_index)
+    factor = -2.0 / tl.load(units + 2)
     low = m.to(tl.int64) * N
     first = low // M
     for start in range(0, d, DB):
@@ -290,7 +281,5 @@ def collect_targets(
                     read = (share > 0)[:, None] & inside[None, :]
                     total += share[:, None] * tl.load(here + r[:, None] * d + column[None, :], mask=read, other=0.0)
         total *= factor
-        if not CENTRED:
-            total += shift * tl.load(centre + column, mask=inside, other=0.0)[None, :]
         write = (m < M)[:, None] & inside[None, :]
         tl.store(result + (slice_index * M + m)[:, None] * d + column[None, :], total, mask=write)

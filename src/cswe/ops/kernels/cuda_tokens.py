@@ -121,7 +121,7 @@ def tokens_pass(
         row = sample * L + slice_index
         g = tl.load(grad + row) / WEIGHT_UNIT
         # Rows hold averages of the targets: T is M/length times that.
-        factor = -2.0 * g * (M / length) / tl.load(units + 2)
+        factor = -2.0 * g * (M / length) / tl.load(units + 1)
         wide = row - sample * L  # the slice again, in 64 bits
         own_high = high + wide * N * d
         own_low = low + wide * N * d
