@@ -157,6 +157,17 @@ def test_runs_of_train_are_told_apart_by_their_choices(browser, digits, tmp_path
     check_in_browser(browser, page)
 
 
+def test_comparisons_with_other_recipes_are_told_apart_and_the_same_one_counts_once(layered, tmp_path):
+    longer = Plan(("mean",), seeds=2, choices=(*TINY, "epochs=3"))
+    compare(layered.parent / "store", tmp_path / "longer", longer, device="cpu")
+    material = gather([layered, tmp_path / "longer", layered])
+    pools = [row.pool for row in material.table().at(12)]
+    assert pools == ["mean:epochs=2", "swe", "mean:epochs=3"]
+    assert all(len(row.results) == 2 for row in material.table().rows)
+    with pytest.raises(UserError, match="slices: expected one of"):
+        build_page(material, slices=7)
+
+
 def test_without_the_store_the_rest_is_shown_and_said(study, tmp_path):
     copy = tmp_path / "study"
     shutil.copytree(study, copy)

@@ -221,6 +221,8 @@ def test_what_is_missing_or_no_number_is_shown_as_such():
     assert Mean.of([0.25]).text() == "25.00"
     assert Mean.of([]).text() == "–"
     assert Table.of([]).markdown()
+    with pytest.raises(UserError, match="metric: expected one of top1, top5"):
+        Table.of(results, "top3")
 
 
 def test_layers_stand_side_by_side():

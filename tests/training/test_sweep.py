@@ -234,6 +234,8 @@ def test_spaces():
         {"lr": []},
         {"lr": 3},
         {"lr": [1, 1]},
+        {"lr": ["quick"]},
+        {"epochs": [2.5]},
         {"lr": {"low": 1}},
         {"lr": {"low": 2, "high": 1}},
     ):

@@ -54,14 +54,27 @@ class Material:
     """Everything that a page shows."""
 
     runs: list[Run] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     store: Path | None = None
     baseline: str | None = None
 
+    def add(self, run: Run) -> None:
+        """Take a run, unless it is there already."""
+        if all(run.cell != other.cell for other in self.runs):
+            self.runs.append(run)
+            self.commands.append(run.command)
+
+    @property
+    def results(self) -> list[Result]:
+        """The scores of all runs."""
+        return [run.result for run in self.runs]
+
     def table(self, metric: str | None = None) -> Table:
         """Return the table of all results."""
-        return Table.of(self.results, metric, self.baseline)
+        # A baseline that had to be told apart from another has a longer name now.
+        pools = [run.cell.pool for run in self.runs]
+        known = [pool for pool in pools if self.baseline and f"{pool}:".startswith(f"{self.baseline}:")]
+        return Table.of(self.results, metric, self.baseline if self.baseline in pools else next(iter(known), None))
 
 
 def gather(paths: list[Path], store: Path | None = None) -> Material:
@@ -75,37 +88,31 @@ def gather(paths: list[Path], store: Path | None = None) -> Material:
         The tokens that they were trained on; by default what a comparison noted, if it is still there.
     """
     found = Material(store=store)
-    alone: list[Run] = []
     for path in paths:
         if (path / PLAN).exists():
             _add_comparison(found, path)
         elif (path / RECIPE).exists():
-            alone.append(_read_run(path))
+            found.add(_read_run(path))
         elif seeds := sorted(folder for folder in path.glob("seed-*") if (folder / RECIPE).exists()):
-            alone += [_read_run(folder) for folder in seeds]
+            for folder in seeds:
+                found.add(_read_run(folder))
         else:
             raise UserError(f"{path}: expected the folder of a run or of a comparison but found no {RECIPE} or {PLAN}")
-    for run in _tell_apart(alone):
-        found.runs.append(run)
-        found.results.append(run.result)
-        found.commands.append(run.command)
-    if not found.results:
+    if not found.runs:
         raise UserError(f"{', '.join(map(str, paths))}: expected at least one finished run but there is none")
+    found.runs = _tell_apart(found.runs)
     return found
 
 
 def _add_comparison(found: Material, path: Path) -> None:
     plan = read_json(path / PLAN)
-    results = read_results(path)
-    found.results += results
     found.commands.append(plan["command"])
     found.baseline = found.baseline or plan["baseline"]
     if found.store is None and Path(plan["store"]).exists():
         found.store = Path(plan["store"])
-    for result in results:
+    for result in read_results(path):
         folder = path / RUNS / result.cell.name
-        model = existing(folder / BEST)
-        found.runs.append(Run(result.cell, read_lines(folder / LOG), result, model, plan["command"]))
+        found.add(Run(result.cell, read_lines(folder / LOG), result, existing(folder / BEST), plan["command"]))
 
 
 def _read_run(path: Path) -> Run:
@@ -132,21 +139,29 @@ def _read_run(path: Path) -> Run:
 
 
 def _tell_apart(runs: list[Run]) -> list[Run]:
-    """Name runs of the same pool by the choices in which they differ."""
+    """Name runs of the same pool, at the same layer and number of slices, by the choices in which they differ."""
     told = []
     for run in runs:
         mine = flat_choices(run.cell.recipe)
+        alike = [other for other in runs if _place(other.cell) == _place(run.cell)]
         differing = {
             name: mine[name]
-            for other in runs
-            if other.cell.pool == run.cell.pool
+            for other in alike
             for name, value in flat_choices(other.cell.recipe).items()
-            if value != mine[name] and name not in ("slices", "pool")
+            if value != mine[name]
         }
-        choices = ",".join(f"{name}={value}" for name, value in sorted(differing.items()))
-        cell = replace(run.cell, pool=f"{run.cell.pool}:{choices}" if choices else run.cell.pool)
+        choices = [
+            *filter(None, [run.cell.pool.partition(":")[2]]),
+            *(f"{k}={v}" for k, v in sorted(differing.items())),
+        ]
+        pool = ":".join(filter(None, [run.cell.pool.partition(":")[0], ",".join(choices)]))
+        cell = replace(run.cell, pool=pool)
         told.append(replace(run, cell=cell, result=replace(run.result, cell=cell)))
     return told
+
+
+def _place(cell: Cell) -> tuple[str, int, int | None]:
+    return cell.pool, cell.layer, cell.slices
 
 
 def colours_of(results: list[Result]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from cswe.tokens.errors import TokenStoreError
 from cswe.training.cells import label_of
 from cswe.training.checkpoint import load
 from cswe.training.choices import flat_choices
+from cswe.training.errors import UserError
 from cswe.training.provenance import versions
 from cswe.training.table import Table
 from cswe.training.verdict import metric_name, verdict
@@ -87,7 +88,7 @@ def build_page(
     colours = colours_of(material.results)
     chosen = _closely(material.runs, slices)
     one_a_pool = list({run.cell.pool: run for run in reversed(chosen)}.values())[::-1]
-    store, note = _open_store(material, one_a_pool)
+    store, note = _open_store(material)
     sections = [Section("results", "Results", _lead(table), [draw_accuracy(table, colours)], _result_grid(table))]
     if differences := draw_differences(table, colours):
         against = label_of(table.baseline)
@@ -118,17 +119,19 @@ def _closely(runs: list[Run], slices: int | None) -> list[Run]:
     """Choose the runs at the last layer with one number of slices, and those that have none."""
     layer = max(run.cell.layer for run in runs)
     counts = {run.cell.slices for run in runs if run.cell.slices is not None}
+    if slices is not None and slices not in counts:
+        raise UserError(f"slices: expected one of {sorted(counts)} but got {slices}")
     if slices is None and counts:
         # The paper looks at 16.
         slices = min(counts, key=lambda count: (max(count / 16, 16 / count), count))
     return [run for run in runs if run.cell.layer == layer and run.cell.slices in (None, slices)]
 
 
-def _open_store(material: Material, runs: list[Run]) -> tuple[TokenStore | None, str]:
+def _open_store(material: Material) -> tuple[TokenStore | None, str]:
     if material.store is None:
         return None, "The profiles of classes need the tokens: give --store."
     try:
-        return TokenStore(material.store, runs[0].cell.layer), ""
+        return TokenStore(material.store, max(run.cell.layer for run in material.runs)), ""
     except (TokenStoreError, ValueError, OSError) as error:
         return None, f"The profiles of classes need the tokens, and the store cannot be read: {error}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cswe.training.checkpoint import read_json
-from cswe.training.choices import choice_types
+from cswe.training.choices import choice_types, fits
 from cswe.training.errors import UserError
 from cswe.training.recipe import Recipe
 from cswe.training.recipes import SPACES
@@ -59,6 +59,9 @@ class Space:
             if isinstance(values, dict):
                 choices[name] = _range(name, values, known[name])
             elif isinstance(values, list | tuple) and values:
+                for value in values:
+                    if not fits(known[name], value):
+                        raise UserError(f"space: {name}: expected values that the recipe can have but got {value!r}")
                 if len(set(map(json.dumps, values))) < len(values):
                     raise UserError(f"space: {name} lists a value twice")
                 choices[name] = tuple(values)

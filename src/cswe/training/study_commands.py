@@ -221,6 +221,8 @@ def _helpers(words: list[str], count: int, device: str | None) -> Iterator[None]
     helpers = [subprocess.Popen(command, env=environment, stdout=silent, stderr=silent) for _ in range(count)]
     try:
         yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; the same command goes on from here") from None
     finally:
         # With everything done they have nothing left to do; otherwise something went wrong, and they should not go on.
         for helper in helpers:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cswe.training.cells import Result, label_of
+from cswe.training.errors import UserError
 from cswe.training.task import CHOSEN_BY
 
 SPLITS = ("train", "validation", "test")
@@ -139,6 +140,9 @@ class Table:
         rows = tuple(Row(*key, tuple(group)) for key, group in groups.items())
         tasks = [result.facts["task"] for result in results]
         chosen = metric or (CHOSEN_BY[tasks[0]] if tasks else "top1")
+        known = {name: None for result in results for scores in result.scores.values() for name in scores}
+        if known and chosen not in known:
+            raise UserError(f"metric: expected one of {', '.join(known)} but got {chosen!r}")
         return cls(rows, chosen, baseline or (rows[0].pool if rows else ""))
 
     @property
