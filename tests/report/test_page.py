@@ -138,6 +138,7 @@ def test_layers_stand_side_by_side_and_names_are_escaped(browser, layered, tmp_p
     text = page.read_text()
     assert '<th colspan="3">Layer 6</th><th colspan="3">Layer 12</th>' in text
     assert "at layer 12" in text
+    assert "against the layer" in text
     assert "<b>nucleus" not in text
     check_in_browser(browser, page)
 

@@ -71,3 +71,10 @@ def test_what_has_no_number_has_no_say():
     assert verdict(table({("swe", 4): [math.nan]})) == "No run has a score yet."
     assert verdict(Table.of([])) == "No run has a score yet."
     assert "best validation" in verdict(table({("swe", 4): [0.5]}, splits=("validation",)))
+
+
+def test_equals_are_called_level():
+    same = {("swe", 4): [0.9, 0.8], ("cswe", 4): [0.9, 0.8]}
+    assert verdict(table(same)).endswith("level with C-SWE with 4 slices.")
+    told = verdict(table(same | {("attention", None): [0.98, 0.99]}))
+    assert told.endswith("while the bound on SWE changes nothing.")

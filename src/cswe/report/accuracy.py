@@ -23,7 +23,7 @@ def draw_accuracy(table: Table, colours: dict[str, str]) -> Figure:
     for number, pool in enumerate(pools):
         own = sorted((row for row in rows if row.pool == pool), key=lambda row: row.size or 0)
         # A little to the side of each other, so that equal values do not hide one another.
-        shift = 2 ** (0.07 * (number - (len(pools) - 1) / 2)) if len(own) > 1 else 1.0
+        shift = 2 ** (0.07 * (number - (len(pools) - 1) / 2)) if own[0].slices is not None else 1.0
         if own[0].slices is None:
             _level(by_slices, own[0], split, table.metric, colours[pool])
         else:
@@ -31,17 +31,33 @@ def draw_accuracy(table: Table, colours: dict[str, str]) -> Figure:
         _line(by_size, [shift * (row.size or 0) for row in own], own, split, table.metric, colours[pool])
     _doubling(by_slices, sorted({row.slices for row in rows if row.slices is not None}))
     _doubling(by_size, sorted({row.size for row in rows if row.size}))
+    panels = [
+        Panel("accuracy-slices", by_slices, f"{name} of every pooling against the number of slices"),
+        Panel("accuracy-size", by_size, f"{name} of every pooling against the length of its vector"),
+    ]
+    if len(table.layers) > 1:
+        panels.append(Panel("accuracy-layers", _by_layer(table, split, name, colours), f"{name} against the layer"))
     where = f", tokens of layer {layer}" if len(table.layers) > 1 else ""
     return Figure(
         "accuracy",
         f"Means over seeds{where}; bars and bands are one standard deviation. Pools without slices are level lines; "
         "those with slices are drawn a little apart, so that none hides another.",
-        [
-            Panel("accuracy-slices", by_slices, f"{name} of every pooling against the number of slices"),
-            Panel("accuracy-size", by_size, f"{name} of every pooling against the length of its vector"),
-        ],
+        panels,
         [Key(label_of(pool), colours[pool]) for pool in pools],
     )
+
+
+def _by_layer(table: Table, split: str, name: str, colours: dict[str, str]) -> Any:
+    """Draw the score over the backbone's layers, each pool with the most slices that it has."""
+    axes = panel("against the layer", "layer, with the most slices", name, height=2.5)
+    for pool in dict.fromkeys(row.pool for row in table.rows):
+        rows = [row for row in table.rows if row.pool == pool and math.isfinite(row.mean(split, table.metric).mean)]
+        most = max((row.slices or 0 for row in rows), default=0)
+        own = sorted((row for row in rows if (row.slices or 0) == most), key=lambda row: row.layer)
+        if own:
+            _line(axes, [row.layer for row in own], own, split, table.metric, colours[pool])
+    axes.set_xticks(table.layers)
+    return axes
 
 
 def draw_differences(table: Table, colours: dict[str, str]) -> Figure | None:

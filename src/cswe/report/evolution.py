@@ -56,7 +56,7 @@ def _panel(
         drawn = True
         _draw(axes, values, colours[run.cell.pool])
         if what == "values" and not exact and (bound := _series(run, "bound")).size:
-            means = np.nanmean(bound, axis=1)
+            means = _means(bound)
             axes.plot(_epochs(means), means, color=colours[run.cell.pool], lw=1.2, ls="--")
     axes.xaxis.get_major_locator().set_params(integer=True)
     return Panel(f"evolution-{name}", axes, f"{title} of every slice over the epochs") if drawn else None
@@ -76,13 +76,17 @@ def _series(run: Run, what: str, *, exact: bool = False) -> Series:
 def _draw(axes: Any, values: Series, colour: str) -> None:
     epochs, few = _epochs(values), len(values) < 3
     if values.shape[1] > _LINES:
-        low, high = np.nanquantile(values, [0.1, 0.9], axis=1)
+        known = np.where(np.isfinite(values).any(1, keepdims=True), values, 0.0)
+        low, high = np.where(np.isfinite(values).any(1), np.nanquantile(known, [0.1, 0.9], axis=1), np.nan)
         axes.fill_between(epochs, low, high, color=colour, alpha=0.2, lw=0)
     else:
         axes.plot(epochs, values, color=colour, lw=0.7, alpha=0.4, marker="." if few else None, ms=4)
-    with np.errstate(invalid="ignore"):
-        means = np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
-    axes.plot(epochs, means, color=colour, lw=2, marker="o" if few else None, ms=5)
+    axes.plot(epochs, _means(values), color=colour, lw=2, marker="o" if few else None, ms=5)
+
+
+def _means(values: Series) -> Series:
+    """Average over slices; an epoch without any number has none."""
+    return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
 
 
 def _epochs(values: Series) -> Series:

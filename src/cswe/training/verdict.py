@@ -79,6 +79,8 @@ def _paired(row: Row, other: Row, split: str, metric: str) -> Mean:
 
 
 def _lead(difference: Mean, name: str) -> str:
+    if _is_nothing(difference):
+        return f"level with {name}" + (", on one seed" if difference.count < 2 else "")
     if difference.count < 2:
         return f"{_points(difference)} ahead of {name}, on one seed, which proves nothing"
     if abs(difference.mean) > 2 * difference.error:
@@ -94,9 +96,16 @@ def _bound_effect(best: list[Row], split: str, metric: str) -> str:
     difference = _paired(rows["cswe"], rows["swe"], split, metric)
     if not math.isfinite(difference.mean):
         return ""
+    if _is_nothing(difference):
+        return "while the bound on SWE changes nothing"
     told = f"while the bound changes SWE by {_points(difference, signed=True)}"
     clear = difference.count < 2 or abs(difference.mean) > 2 * difference.error
     return told if clear else f"{told}, no more than chance would"
+
+
+def _is_nothing(difference: Mean) -> bool:
+    """Say whether every seed gave the same with and without."""
+    return difference.mean == 0 and not difference.error > 0
 
 
 def _name(row: Row) -> str:
