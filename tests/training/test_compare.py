@@ -184,7 +184,7 @@ def test_the_command_prints_and_writes_tables(whole, digits, tmp_path, capsys):
     assert (copy / "table.md").read_text() in printed
     lines = (copy / "table.csv").read_text().splitlines()
     assert lines[0].startswith("pool,layer,slices,size,split,metric,mean,std,seeds")
-    assert len(lines) == 1 + 5 * 3 * 4
+    assert len(lines) == 1 + 5 * 3 * 5
     assert len((copy / "differences.csv").read_text().splitlines()) == 1 + 3 * 2
     assert json.loads((copy / "compare.json").read_text())["command"].startswith("cswe compare ")
 

@@ -106,7 +106,7 @@ def test_the_record_of_an_epoch(trained):
     assert {len(last["swgg"][name]) for name in ("values", "bound", "slack", "dual")} == {4}
     assert len(last["swgg_exact"]) == 4
     assert {"loss", "rate", "seed", "seconds"} <= set(last)
-    assert {"loss", "top1", "top5", "macro_f1"} == set(last["validation"])
+    assert {"loss", "top1", "top5", "macro_f1", "balanced"} == set(last["validation"])
     assert sorted(path.name for path in (trained / LAST).iterdir()) == [
         "model.json",
         "model.safetensors",

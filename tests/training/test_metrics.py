@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cswe.training.metrics import f_max, macro_f1, r_squared, top_k
+from cswe.training.metrics import balanced_accuracy, f_max, macro_f1, r_squared, top_k
 
 sklearn = pytest.importorskip("sklearn.metrics", reason="needs the extra 'data'")
 
@@ -56,3 +56,12 @@ def test_r_squared(width):
     outputs = labels + 0.5 * torch.randn(40, width, generator=generator)
     assert r_squared(outputs, labels) == pytest.approx(sklearn.r2_score(labels, outputs), abs=1e-6)
     assert r_squared(labels.mean(0).expand(40, width), labels) == pytest.approx(0, abs=1e-6)
+
+
+def test_balanced_accuracy_is_scikit_learns():
+    sklearn = pytest.importorskip("sklearn.metrics")
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(200, 6, generator=generator)
+    labels = torch.randint(4, (200,), generator=generator)  # classes 4 and 5 do not occur
+    kept = sklearn.recall_score(labels, logits.argmax(1), labels=[0, 1, 2, 3], average="macro")
+    assert balanced_accuracy(logits, labels) == pytest.approx(kept)

@@ -48,6 +48,16 @@ def test_points(slices, batch):
     assert rates(chosen, 150) == pytest.approx((1e-3, 1.25e-4))
 
 
+def test_tuned_is_regularised_and_small_enough_to_search_with():
+    chosen = recipe("tuned")
+    p, o, r = chosen.pooling, chosen.optimization, chosen.regularization
+    assert (p.pool, p.readout, p.weightings, p.slices, p.standardize) == ("moments", "moments:2", 2, 256, True)
+    assert p.weightings * p.slices * 2 == 1024
+    assert (o.optimizer, o.weight_decay, o.decay, o.schedule) == ("adamw", 0.1, "head", "cosine")
+    assert (r.keep_tokens, r.dropout, r.label_smoothing, r.normalization) == (0.5, 0.3, 0.1, "batch")
+    assert recipe("tuned", 64).pooling.slices == 64
+
+
 # The paper's table, row by row: L, and (ε, η_λ, α, τ) for ESM-2 8M, 35M, 150M, 650M.
 TABLE = """
 1    5 0.001 1 0.01     10 0.001 1 0.01    10 0.001 1 0.01    5 0.001 0.1 0.01

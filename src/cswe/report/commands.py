@@ -33,7 +33,7 @@ def report(
     title
         The page's title.
     metric
-        The score to show: top1, top5, macro_f1; f_max; r2.
+        The score to show: top1, top5, macro_f1, balanced, nearest; f_max; r2.
     slices
         The number of slices at which runs are looked at closely; by default 16, or the nearest there is.
     figures

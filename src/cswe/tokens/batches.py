@@ -1,6 +1,7 @@
 """Batches of a store: shuffled the same way every time, sets of like length together."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -173,6 +174,35 @@ class Batches:
             if self.resident
             else HostGather(store, pin=self.device.type == "cuda")
         )
+
+    def narrowed(self, indices: Indices | None = None, batch_size: int | None = None) -> "Batches":
+        """Return batches of some of these items, dealt anew; tokens that lie on the device are shared, not copied.
+
+        Parameters
+        ----------
+        indices
+            Positions in the store, all among this object's items; None for all of them.
+        batch_size
+            Sets in a batch; None for as many as here.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from cswe.tokens import Item, TokenStore
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> store = TokenStore.create(folder.name, [Item(torch.ones(n, 2)) for n in (1, 2, 3)])
+        >>> sorted(i for batch in Batches(store, 3).narrowed([0, 2], 1) for i in batch.index.tolist())
+        [0, 2]
+        """
+        chosen = self.items if indices is None else np.asarray(indices, dtype=np.int64)
+        if not bool(np.isin(chosen, self.items).all()):
+            raise ValueError("indices: expected some of these batches' own items but got others")
+        other = copy(self)
+        other.items = chosen
+        other.batch_size = self.batch_size if batch_size is None else batch_size
+        other.seed = other.epoch = other.step = other._start = 0
+        plan_batches(np.empty(0, dtype=np.int64), other.batch_size)  # refuse a wrong size now
+        return other
 
     def _fits(self) -> bool:
         if self.device.type != "cuda":

@@ -194,9 +194,8 @@ class Result:
     facts: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
-    def write(self, file: Path) -> None:
-        """Write the file aside and put it in place; what is not a number becomes null."""
-        file.parent.mkdir(parents=True, exist_ok=True)
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that goes into files; what is not a number becomes null."""
         cell = self.cell
         content = {
             "format": FORMAT,
@@ -211,12 +210,23 @@ class Result:
             **self.facts,
             "recipe": cell.recipe.to_json(),
         }
-        write_json(file, _finite(content))
+        finite: dict[str, Any] = _finite(content)
+        return finite
+
+    def write(self, file: Path) -> None:
+        """Write the file aside and put it in place."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, self.to_json())
 
     @classmethod
     def read(cls, file: Path) -> "Result":
         """Read the file of a cell; a damaged one is a `UserError`."""
-        content = read_json(file)
+        return cls.from_json(read_json(file), file)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], file: Path) -> "Result":
+        """Read the form that comes from a file; what is not such a form is a `UserError` that names the file."""
+        content = dict(data)
         try:
             if content.pop("format") != FORMAT or content.pop("version") != VERSION:
                 raise UserError(f"{file}: expected a cell of this version of cswe but got something else")

@@ -64,7 +64,8 @@ def train(
     out
         The run's folder: recipe, log, and the checkpoints best and last.
     recipe
-        digits, images, points or proteins; or a recipe.json. Every choice in it can be changed by an option below.
+        digits, tuned, images, points or proteins; or a recipe.json. Every choice in it can be changed by an option
+        below.
     esm
         Size of ESM-2, for proteins: the paper has a choice of constants for each.
     seed

@@ -18,7 +18,7 @@ from cswe.training.cells import CELLS, RUNS, Cell, Plan, Result
 from cswe.training.checkpoint import BEST, LAST, load, read_json, write_json
 from cswe.training.data import TrainingData
 from cswe.training.errors import TrainingError, UserError
-from cswe.training.evaluate import predict
+from cswe.training.evaluate import nearest_accuracy, predict
 from cswe.training.fit import fit
 from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, read_lines
@@ -57,7 +57,7 @@ class Shelf:
 
     def _batches(self, layer: int, recipe: Recipe) -> tuple[TrainingData, Batches | None]:
         choice = recipe.optimization
-        key = (layer, choice.batch_size, choice.max_tokens, choice.validation_share)
+        key = (layer, choice.max_tokens, choice.validation_share)
         if self._open is None or self._open[0] != key:
             self._open = None  # frees the device's memory before more is asked for
             store = TokenStore(self._path, layer)
@@ -70,7 +70,14 @@ class Shelf:
             self._open = (key, data, test)
         _, data, test = self._open
         check_pool(recipe, data.store.manifest)
-        return replace(data, facts=replace(data.facts, recipe=recipe)), test
+        size = choice.batch_size
+        shared = TrainingData(
+            data.store,
+            data.train.narrowed(batch_size=size),
+            data.validation.narrowed(batch_size=size),
+            replace(data.facts, recipe=recipe),
+        )
+        return shared, None if test is None else test.narrowed(batch_size=size)
 
 
 def check_pool(recipe: Recipe, manifest: Manifest) -> None:
@@ -87,6 +94,7 @@ def compare(
     baseline: str | None = None,
     device: str | None = None,
     test: bool = True,
+    neighbors: bool = False,
     keep_models: bool = True,
     retry: bool = False,
     tell: Callable[[str], None] = lambda line: None,
@@ -107,6 +115,8 @@ def compare(
         cpu or cuda; a GPU if there is one.
     test
         Score the test split, too.
+    neighbors
+        Score vectors by themselves, too: the share of sets whose nearest training set is of their class.
     keep_models
         Keep every run's best model.
     retry
@@ -145,7 +155,8 @@ def compare(
                 # Another process may have finished it since we looked.
                 if not (found := _look(folder, [cell])):
                     _clear_damage(folder, cell, tell)
-                    result = _run(cell, folder, shelf, test=test, keep_models=keep_models)
+                    run = folder / RUNS / cell.name
+                    result = run_cell(cell, run, shelf, test=test, neighbors=neighbors, keep_models=keep_models)
                     result.write(folder / CELLS / f"{cell.name}.json")
                     found = {cell.name: result}
                     tell(f"[{len(done) + 1:>{len(str(len(cells)))}}/{len(cells)}] {line_of(result)}")
@@ -213,17 +224,40 @@ def _forget_failed(folder: Path, cells: list[Cell]) -> None:
             lock.release(remove=True)
 
 
-def _run(cell: Cell, folder: Path, shelf: Shelf, *, test: bool, keep_models: bool) -> Result:
-    run = folder / RUNS / cell.name
-    data = shelf.data(cell.layer, cell.recipe)
+def run_cell(
+    cell: Cell,
+    run: Path,
+    shelf: Shelf,
+    *,
+    test: bool = True,
+    neighbors: bool = False,
+    keep_models: bool = True,
+    keep_last: bool = True,
+) -> Result:
+    """Train one cell, or go on with it, and score its best model.
+
+    Parameters
+    ----------
+    cell
+        What to train.
+    run
+        The run's folder.
+    shelf
+        Where the tokens are.
+    test, neighbors, keep_models
+        As in `compare`.
+    keep_last
+        As in `fit`.
+    """
+    data = shelf.data(cell.layer, cell.recipe).drawn(cell.seed)
     device = data.train.device
     reset_peak(device)
     error = None
     try:
-        for _ in fit(data, run, seed=cell.seed, resume=True):
+        for _ in fit(data, run, seed=cell.seed, resume=True, keep_last=keep_last):
             pass
     except TrainingError as failure:
-        error = str(failure).replace(f"{folder}/", "")  # wherever the folder may be moved to
+        error = str(failure).replace(f"{run.parent.parent}/", "")  # wherever the folder may be moved to
     log = read_lines(run / LOG)
     facts: dict[str, Any] = {
         "task": data.facts.task,
@@ -245,6 +279,10 @@ def _run(cell: Cell, folder: Path, shelf: Shelf, *, test: bool, keep_models: boo
     batches = shelf.test(cell.layer, cell.recipe) if test else None
     if batches is not None:
         scores["test"] = scores_of(data.facts.task, *predict(model, batches))
+    if neighbors:
+        held_out = {"validation": data.validation} | ({} if batches is None else {"test": batches})
+        for split, found in nearest_accuracy(model, data.train, held_out).items():
+            scores[split]["nearest"] = found
     # What is needed to go on with a run is not needed any more.
     shutil.rmtree(run / LAST, ignore_errors=True)
     if not keep_models:

@@ -1,7 +1,7 @@
 """A store as a run sees it: what to train on, what to choose by, and whether it can be used at all."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +50,15 @@ class TrainingData:
             Batches(store, choice.batch_size, indices=validation, shuffle=False, device=device),
             facts,
         )
+
+    def drawn(self, seed: int) -> "TrainingData":
+        """Return what a run with this seed trains on: everything, or a few sets of every class if so chosen."""
+        count = self.facts.recipe.optimization.labels_per_class
+        if count is None:
+            return self
+        if self.facts.task != "classification":
+            raise UserError(f"labels_per_class: expected one class a set but {self.store.path} has other labels")
+        return replace(self, train=self.train.narrowed(_few(self.train.items, self.labels().numpy(), count, seed)))
 
     def sample(self, device: torch.device) -> Batch:
         """Return some training sets, evenly spaced over the store."""
@@ -134,6 +143,15 @@ def _splits(store: TokenStore, recipe: Recipe) -> tuple[Indices, Indices]:
     if not bool((parts == 1).any()) or not bool((parts == 0).any()):
         raise UserError(f"{store.path}: has too few items ({len(train)}) to hold some out for validation")
     return train[parts == 0], train[parts == 1]
+
+
+def _few(items: Indices, labels: Indices, count: int, seed: int) -> Indices:
+    """Draw `count` items of every class, fewer of a class that has fewer; a larger draw contains the smaller."""
+    chosen = []
+    for label in np.unique(labels):
+        members = items[labels == label]
+        chosen.append(members[permutation(len(members), "few", seed, int(label))[:count]])
+    return np.sort(np.concatenate(chosen))
 
 
 def _check_classes(store: TokenStore, train: Indices, validation: Indices) -> None:

@@ -8,6 +8,7 @@ from cswe.tokens import Batches, TokenStore
 from cswe.training.data import check_labels, check_store
 from cswe.training.errors import UserError
 from cswe.training.model import Model
+from cswe.training.neighbors import nearest
 from cswe.training.task import scores_of
 
 
@@ -21,6 +22,32 @@ def predict(model: Model, batches: Batches) -> tuple[Tensor, Tensor]:
         assert batch.labels is not None
         labels.append(batch.labels.cpu())
     return torch.cat(outputs), torch.cat(labels)
+
+
+@torch.no_grad()
+def nearest_accuracy(model: Model, train: Batches, held_out: dict[str, Batches]) -> dict[str, float]:
+    """Return how often the nearest training set is of a set's own class, for several splits: no head is asked.
+
+    Nearest by the cosine of vectors as the head sees them: normalised, so that numbers of different size count alike.
+    """
+    if model.facts.task != "classification":
+        raise UserError("neighbors: expected one class a set to compare but the labels are of another kind")
+    model.eval()
+
+    def vectors(batches: Batches) -> tuple[Tensor, Tensor]:
+        parts = [(model.normalization(model.embed_batch(batch)), batch.labels) for batch in batches]
+        return torch.cat([part for part, _ in parts]), torch.cat([own for _, own in parts if own is not None])
+
+    known, classes = vectors(train)
+    found = {}
+    for split, batches in held_out.items():
+        asked, truth = vectors(batches)
+        places = torch.cat([nearest(part, known.split(_BLOCK), k=1)[1] for part in asked.split(_BLOCK)])
+        found[split] = float((classes[places[:, 0]] == truth).double().mean())
+    return found
+
+
+_BLOCK = 8192  # sets compared with as many others at a time
 
 
 def evaluate(
@@ -42,8 +69,8 @@ def evaluate(
     Returns
     -------
     dict
-        ``items``, ``loss`` and the scores of the model's task: ``top1``, ``top5`` and ``macro_f1``; ``f_max``; or
-        ``r2``.
+        ``items``, ``loss`` and the scores of the model's task: ``top1``, ``top5``, ``macro_f1`` and ``balanced``
+        (accuracy); ``f_max``; or ``r2``.
     """
     check_store(model.facts, store)
     check_labels(model.facts, store)

@@ -36,6 +36,7 @@ def fit(
     seed: int = 0,
     resume: bool = False,
     save_steps: int | None = None,
+    keep_last: bool = True,
     profile: bool = False,
     loggers: Sequence[Logger] = (),
 ) -> Iterator[Record]:
@@ -55,6 +56,9 @@ def fit(
         Go on from ``last``, or start if there is none; otherwise the folder must not hold a run.
     save_steps
         Write ``last`` every so many steps, too, and not only after each epoch.
+    keep_last
+        Write ``last`` at all; without it a run that was broken off starts anew, which for a short one is quicker than
+        writing its state after every epoch.
     profile
         Measure where time goes.
     loggers
@@ -67,11 +71,13 @@ def fit(
         ``slack`` and ``dual`` per slice.
     """
     facts = replace(data.facts, seed=seed)
+    data = data.drawn(seed)
     ranks = Ranks.join(data.train.device)
     if ranks.first:
         begin(run, facts, resume=resume)
     with claimed(run) if ranks.first else nullcontext():
-        yield from _epochs(data, facts, run, ranks, resume, save_steps, Clock(profile, data.train.device), loggers)
+        clock = Clock(profile, data.train.device)
+        yield from _epochs(data, facts, run, ranks, resume, save_steps, keep_last, clock, loggers)
 
 
 def _epochs(
@@ -81,6 +87,7 @@ def _epochs(
     ranks: Ranks,
     resume: bool,
     save_steps: int | None,
+    keep_last: bool,
     clock: Clock,
     loggers: Sequence[Logger],
 ) -> Iterator[Record]:
@@ -168,7 +175,8 @@ def _epochs(
                 replace_folder(run / BEST, lambda folder, notes=notes: save_model(folder, model, notes))  # type: ignore[misc]
             for logger in loggers:
                 logger.write(record)
-            state.save(run, notes)
+            if keep_last:
+                state.save(run, notes)
         yield record
 
 

@@ -35,6 +35,20 @@ def macro_f1(logits: Tensor, labels: Tensor) -> float:
     return float((2 * hits[present] / total[present]).mean())
 
 
+def balanced_accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Return the mean over classes of the share of their samples that are recognised: rare classes count alike.
+
+    Examples
+    --------
+    >>> balanced_accuracy(torch.tensor([[0.9, 0.1]] * 4), torch.tensor([0, 0, 0, 1]))
+    0.5
+    """
+    classes = logits.shape[1]
+    hits = torch.bincount(labels[logits.argmax(1) == labels], minlength=classes).double()
+    total = torch.bincount(labels, minlength=classes)
+    return float((hits[total > 0] / total[total > 0]).mean())
+
+
 def f_max(scores: Tensor, labels: Tensor) -> float:
     r"""Return the largest F-measure over all thresholds on ``(n, C)`` scores, centred on samples (as in CAFA [1]_).
 

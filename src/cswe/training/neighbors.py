@@ -47,7 +47,7 @@ def nearest(
     if metric == "cosine":
         queries = torch.nn.functional.normalize(queries, dim=1)
     best = queries.new_empty(len(queries), 0)
-    places = torch.empty(len(queries), 0, dtype=torch.int64)
+    places = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     start = 0
     for block in blocks:
         vectors = block.double()
@@ -56,7 +56,7 @@ def nearest(
         else:
             # Not by ‖x‖² + ‖y‖² − 2⟨x, y⟩, which cancels for near ones, and those are what is asked for.
             distances = torch.cdist(queries, vectors, compute_mode="donot_use_mm_for_euclid_dist")
-        here = torch.arange(start, start + len(block)).expand(len(queries), -1)
+        here = torch.arange(start, start + len(block), device=queries.device).expand(len(queries), -1)
         if skip is not None:
             distances = distances.masked_fill(here == skip.unsqueeze(1), torch.inf)
         # A stable sort with the earlier blocks first keeps equal distances in the order of their positions.

@@ -42,7 +42,11 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Return the commit of this package's source, with a plus sign if files differ from it; None outside of git."""
+    """Return the commit of this package's source, with a plus sign if files differ from it.
+
+    Outside of git, where a copy of the source was carried to another machine say, it is what the environment variable
+    ``CSWE_COMMIT`` says, or None.
+    """
     here = Path(__file__).resolve().parent
     try:
         # Installed into somebody's environment, this file may lie in a repository that is not ours.
@@ -50,7 +54,7 @@ def commit() -> str | None:
         head = _git(here, "rev-parse", "HEAD")
         return head + ("+" if _git(here.parent, "status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("CSWE_COMMIT") or None
 
 
 def reset_peak(device: torch.device) -> None:

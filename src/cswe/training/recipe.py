@@ -137,6 +137,8 @@ class Optimization:
     """Stop after this many epochs without a better validation score."""
     validation_share: float = 0.1
     """Part of the training set to hold out where the store has no validation split."""
+    labels_per_class: int | None = None
+    """Train on so many sets of every class, which the seed decides, and not on all. Validation stays whole."""
     max_tokens: int | None = None
     """Most tokens in a padded batch; larger ones are cut."""
 
@@ -254,6 +256,7 @@ _RANGES: dict[str, dict[str, tuple[float, float, bool]]] = {
         "clip": (0, _ANY, True),
         "early_stop": (1, _ANY, False),
         "validation_share": (0, 0.9, True),
+        "labels_per_class": (1, _ANY, False),
         "max_tokens": (1, _ANY, False),
     },
     "regularization": {

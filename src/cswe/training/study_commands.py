@@ -40,6 +40,7 @@ def compare(
     baseline: str | None = None,
     metric: str | None = None,
     test: bool = True,
+    neighbors: bool = False,
     keep_models: bool = True,
     retry: bool = False,
     jobs: int = 1,
@@ -70,7 +71,7 @@ def compare(
     layers
         Layers of the backbone; all that the store has.
     recipe
-        digits, images, points or proteins; or a recipe.json.
+        digits, tuned, images, points or proteins; or a recipe.json.
     set_
         Changes to the recipe for all pools: --set epochs=30 lr=1e-3.
     esm
@@ -78,9 +79,11 @@ def compare(
     baseline
         The pool that differences are taken against; the first one.
     metric
-        The score to print: top1, top5, macro_f1; f_max; r2.
+        The score to print: top1, top5, macro_f1, balanced, nearest; f_max; r2.
     test
         Score the test split.
+    neighbors
+        Score vectors without the head, too: how often the nearest training set is of the same class (nearest).
     keep_models
         Keep every run's best model; `cswe report` draws its slices.
     retry
@@ -102,6 +105,7 @@ def compare(
 
     words = [*shlex.split(plan.command(store, out)), *([] if test else ["--no-test"])]
     words += [] if keep_models else ["--no-keep-models"]
+    words += ["--neighbors"] if neighbors else []
     with _helpers(words, jobs - 1, device):
         run_comparison(
             store,
@@ -110,6 +114,7 @@ def compare(
             baseline=baseline,
             device=device,
             test=test,
+            neighbors=neighbors,
             keep_models=keep_models,
             retry=retry,
             tell=tell,
@@ -155,7 +160,7 @@ def sweep(
     space
         paper, for the paper's grid; or a JSON file: {"bound": [5, 10], "lr": {"low": 1e-4, "high": 0.1, "log": true}}.
     recipe
-        Where the search starts: digits, images, points or proteins; or a recipe.json.
+        Where the search starts: digits, tuned, images, points or proteins; or a recipe.json.
     set_
         Changes to the recipe: --set slices=16 epochs=30.
     esm

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from cswe.tokens import LabelSpec
 from cswe.training.errors import UserError
-from cswe.training.metrics import f_max, macro_f1, r_squared, top_k
+from cswe.training.metrics import balanced_accuracy, f_max, macro_f1, r_squared, top_k
 
 Task = Literal["classification", "multi-label", "regression"]
 _TASKS: dict[str, Task] = {"class": "classification", "multilabel": "multi-label", "real": "regression"}
@@ -49,7 +49,7 @@ def scores_of(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
     scores = {"loss": float(loss_of(task, outputs, labels))}
     if task == "classification":
         scores |= {"top1": top_k(outputs, labels), "top5": top_k(outputs, labels, 5)}
-        return scores | {"macro_f1": macro_f1(outputs, labels)}
+        return scores | {"macro_f1": macro_f1(outputs, labels), "balanced": balanced_accuracy(outputs, labels)}
     if task == "multi-label":
         return scores | {"f_max": f_max(torch.sigmoid(outputs.double()), labels)}
     return scores | {"r2": r_squared(outputs, labels)}

@@ -8,6 +8,8 @@ METRICS = {
     "top1": "top-1 accuracy",
     "top5": "top-5 accuracy",
     "macro_f1": "macro F1",
+    "balanced": "balanced accuracy",
+    "nearest": "accuracy of the nearest neighbour",
     "f_max": "F-max",
     "r2": "R²",
     "loss": "loss",
