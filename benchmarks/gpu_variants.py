@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 import cswe.ops.kernels.cuda as way
 from cswe.ops import SoftSort, swgg
 from cswe.ops.kernels import Problem, backend, cuda_sort, dense
+from cswe.ops.measure import Measure, centre_of
 
 SETTINGS = {
     "vit": (1024, 196, 192, 64, 0.01),
@@ -27,7 +28,7 @@ def problem_of(B, N, d, L, tau, dtype=torch.float16, seed=0):
     x = torch.randn(B, N, d, device="cuda", generator=g).to(dtype)
     y = torch.randn(N, d, device="cuda", generator=g)
     slices = torch.nn.functional.normalize(torch.randn(L, d, device="cuda", generator=g), dim=-1)
-    centre = y.mean(0)
+    centre = centre_of(Measure(y, None, False, None))
     centred = x.float() - centre
     points, order = torch.sort((centred @ slices.T).transpose(1, 2).contiguous(), dim=-1, stable=True)
     ranked = (y - centre)[((y - centre) @ slices.T).argsort(0).T] / N
@@ -213,7 +214,7 @@ def cpu_profile(arguments):
     torch.cuda.synchronize()
     problem = problem_of(8, 100, 64, 4, 0.1)
     for name, call in {
-        "one small launch of ours": lambda: way._normaliser(problem),
+        "one small launch of ours": lambda: way.normaliser(problem),
         "one small torch operation": lambda: problem.points + 1,
     }.items():
         call()

@@ -18,8 +18,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from cswe.ops import SoftSort, swgg
-from cswe.ops.kernels import Problem, backend, cuda, cuda_laplace, cuda_sort, dense
+from cswe.ops.kernels import Problem, backend, cuda, cuda_cost, cuda_laplace, cuda_sort, dense
 from cswe.ops.laplace import plain_and_signed_sums
+from cswe.ops.measure import Measure, centre_of
 
 VALUES, GRADIENTS = 1e-5, 1e-3
 """What is asked for, in norm."""
@@ -64,6 +65,13 @@ REAL = [
     ((1, 2048, 2048, 65, 4, 0.1), {}),
 ]
 
+AT_ONCE = [
+    (196, 196, 192, False, False, HALF),
+    (300, 512, 64, True, False, BRAIN),
+    (300, 1100, 40, False, True, SINGLE),
+]
+"""Ranks, targets, dimensions; with a mask, with τ in units of the spread; tokens in."""
+
 
 def make(shape, device, dtype=SINGLE, ties="none", lengths=None, offset=0.0, scale=1.0, seed=0, **_):
     """State a problem as ``swgg`` would: projections, sorted; the reference in rank order, times its mass."""
@@ -81,7 +89,7 @@ def make(shape, device, dtype=SINGLE, ties="none", lengths=None, offset=0.0, sca
     elif lengths is not None:
         lengths = torch.tensor(lengths)
     x, y, directions = x.to(device), y.to(device), directions.to(device)
-    centre = y.mean(0)
+    centre = centre_of(Measure(y, None, False, None))
     centred = x.float() - centre
     points = (centred @ directions.T).transpose(1, 2) / scale
     if lengths is not None:
@@ -173,6 +181,42 @@ def check_parts(device):
             worst = max(worst, error(f, e))
     assert worst < 1e-5, worst
     return worst
+
+
+def check_at_once(device):
+    """The whole of D in one step, as eager use on a GPU takes it: with masks over what must not be read, units of τ."""
+    worst = [0.0] * 4
+    cases = [(17, 17, 19, False, False, HALF), (20, 13, 5, False, True, SINGLE), (18, 9, 6, True, True, HALF)]
+    for count, targets, width, masked, relative, dtype in cases if device == "cpu" else [*cases, *AT_ONCE]:
+        generator = torch.Generator().manual_seed(count)
+        x = (torch.randn(3, count, width, generator=generator) + 1).to(device, dtype)
+        y = (torch.randn(targets, width, generator=generator) + 1).to(device)
+        slices = torch.randn(2, width, generator=generator).to(device)
+        mask = None
+        if masked:
+            mask = (torch.rand(3, count, generator=generator) < 0.7).to(device)
+            mask[:, 0] = True
+            x[~mask] = torch.nan
+
+        def differentiated(of, precision, *inputs):
+            leaves = [t.detach().to(precision or t.dtype).clone().requires_grad_() for t in inputs]
+            value = of(*leaves)
+            weights = torch.arange(1.0, value.numel() + 1, device=value.device).reshape(value.shape)
+            return value, *torch.autograd.grad((value * weights).sum(), leaves)
+
+        found = differentiated(
+            lambda *given, m=mask, r=relative: cuda_cost.distance(*given, m, 0.3, None, r), None, x, y, slices
+        )
+        with backend("dense"):
+            expected = differentiated(
+                lambda *given, m=mask, r=relative: swgg(*given, SoftSort(0.3, relative=r), x_mask=m),
+                torch.float64, x, y, slices,
+            )  # fmt: skip
+        assert mask is None or bool((found[1][~mask] == 0).all())
+        worst = [max(w, error(f, e)) for w, f, e in zip(worst, found, expected, strict=True)]
+    assert worst[0] < VALUES, worst
+    assert max(worst[1:]) < GRADIENTS, worst
+    return " ".join(f"{e:.1e}" for e in worst)
 
 
 def draw(*shape, seed=0):
@@ -293,6 +337,7 @@ def main():
         print("ok  " if passed else "FAIL", shape, special, " ".join(f"{e:.1e}" for e in errors), flush=True)
     if number == 1:
         print(f"sorting and Laplace sums: {check_parts(device):.1e}", flush=True)
+        print(f"D in one step, and gradients by tokens, reference, slices: {check_at_once(device)}", flush=True)
     for check in ON_GPU[number - 1 :: parts] if device == "cuda" else []:
         try:
             print("ok  ", check.__name__, check() or "", flush=True)

@@ -9,20 +9,25 @@ import torch
 from torch import Tensor
 
 
-def gpu_kernels(name: str, *tensors: Tensor) -> ModuleType | None:
+def gpu_kernels(name: str, *tensors: Tensor, half: tuple[Tensor, ...] = ()) -> ModuleType | None:
     """Give a module of :mod:`cswe.ops.kernels` if the tensors are plain float32 numbers on a GPU, and Triton is there.
 
-    Not while torch traces (compile, export, fake tensors) or transforms (vmap, forward-mode derivatives).
+    Those under ``half`` may be in half precision. Not while torch traces (compile, export, fake tensors) or transforms
+    (vmap, forward-mode derivatives).
     """
-    if torch.compiler.is_compiling() or not all(_is_plain(tensor) for tensor in tensors):
+    if torch.compiler.is_compiling() or not all(_is_plain(tensor, _SINGLE) for tensor in tensors):
         return None
-    return _module(name)
+    return _module(name) if all(_is_plain(tensor, _ANY) for tensor in half) else None
 
 
-def _is_plain(tensor: Tensor) -> bool:
+_SINGLE = (torch.float32,)
+_ANY = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _is_plain(tensor: Tensor, types: tuple[torch.dtype, ...]) -> bool:
     return (
         tensor.device.type == "cuda"
-        and tensor.dtype == torch.float32
+        and tensor.dtype in types
         and type(tensor) in (Tensor, torch.nn.Parameter)
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )

@@ -119,17 +119,22 @@ def check_weights(weights: Tensor | None, shape: tuple[int, ...], name: str, val
             raise ValueError(f"{name} are all zero for {_places(empty)}; a set needs some mass")
 
 
-def unit_slices(slices: Tensor, width: int, dtype: torch.dtype, validate: bool) -> Tensor:
-    """Normalise slices ``(L, d)`` to unit rows, or raise."""
+def check_slices(slices: Tensor, width: int, validate: bool) -> None:
+    """Raise unless slices are directions ``(L, d)``."""
     check_floating(slices, "slices")
     if slices.ndim != 2 or slices.shape[1] != width or slices.shape[0] == 0:
         raise ValueError(f"expected slices of shape (L, {width}) but got {tuple(slices.shape)}")
-    slices = slices.to(dtype)
     if validate:
         check_finite(slices, "slices")
         zero = (slices == 0).all(-1)
         if bool(zero.any()):
             raise ValueError(f"slice {int(zero.nonzero()[0])} is zero; a direction needs a length")
+
+
+def unit_slices(slices: Tensor, width: int, dtype: torch.dtype, validate: bool) -> Tensor:
+    """Normalise slices ``(L, d)`` to unit rows, or raise."""
+    check_slices(slices, width, validate)
+    slices = slices.to(dtype)
     return torch.nn.functional.normalize(slices, dim=-1, eps=torch.finfo(dtype).tiny)
 
 

@@ -14,11 +14,13 @@ References
 import torch
 from torch import Tensor
 
+from cswe.ops._gpu import gpu_kernels
 from cswe.ops._inputs import (
     as_mask,
     check_finite,
     check_mass,
     check_points,
+    check_slices,
     check_weights,
     looks_at_values,
     measure_weights,
@@ -28,6 +30,7 @@ from cswe.ops._inputs import (
 )
 from cswe.ops.coupled_cost import coupled_squared_cost
 from cswe.ops.exact import exact_squared_cost
+from cswe.ops.kernels.choose import choose_way
 from cswe.ops.lapsum import LapSum
 from cswe.ops.measure import Measure, quotient, root
 from cswe.ops.relaxed import relaxed_squared_cost
@@ -160,7 +163,12 @@ def swgg(
     check_weights(x_weights, (batch, count), "x_weights", look)
     check_weights(y_weights, tuple(y.shape[:-1]), "y_weights", look)
     dtype = working_dtype(x, y, slices)
-    directions = unit_slices(slices, width, dtype, look)
+    check_slices(slices, width, look)
+    if isinstance(relaxation, SoftSort) and not look and all(each is None for each in (x_weights, y_mask, y_weights)):
+        at_once = _at_once(x, y, slices, relaxation, x_mask)
+        if at_once is not None:
+            return at_once
+    directions = unit_slices(slices, width, dtype, validate=False)
     if x_mask is not None:
         x = torch.where(x_mask.unsqueeze(-1), x, 0.0)
     if y_mask is not None:
@@ -184,3 +192,13 @@ def swgg(
     else:
         raise TypeError(f"expected relaxation to be None, SoftSort or LapSum but got {type(relaxation).__name__}")
     return root(squared, size)
+
+
+def _at_once(x: Tensor, y: Tensor, slices: Tensor, relaxation: SoftSort, x_mask: Tensor | None) -> Tensor | None:
+    """Compute D in one step of autograd on a GPU, or say by ``None`` that this is not for it."""
+    compiled = gpu_kernels("cuda_cost", y, slices, half=(x,))
+    if compiled is None or not compiled.fits(x, y) or choose_way("cuda", is_uniform=True) != "cuda":
+        return None
+    measure_unit = relaxation.relative and relaxation.unit is None
+    distance: Tensor = compiled.distance(x, y, slices, x_mask, relaxation.tau, relaxation.unit, measure_unit)
+    return distance

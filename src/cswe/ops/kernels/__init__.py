@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cswe.ops.kernels import dense
 from cswe.ops.kernels.choose import BACKENDS, backend, choose, way
-from cswe.ops.kernels.problem import Problem
+from cswe.ops.kernels.problem import Problem, problem_of_rows
 from cswe.ops.laplace import refuse_second_derivative
 
 __all__ = ["BACKENDS", "Problem", "backend", "relaxed_cross_cost", "relaxed_ranks"]
@@ -42,7 +42,7 @@ def relaxed_ranks(points: Tensor, order: Tensor, rows: Tensor, tau: float) -> Te
     tau
         Temperature of the soft sort.
     """
-    problem = _of_rows(points, order, rows, rows.expand(points.shape[0], *rows.shape), tau)
+    problem = problem_of_rows(points, order, rows, rows.expand(points.shape[0], *rows.shape), tau)
     chosen = choose(problem)
     if chosen == "dense":
         return dense.ranks(problem).squeeze(0)
@@ -50,25 +50,9 @@ def relaxed_ranks(points: Tensor, order: Tensor, rows: Tensor, tau: float) -> Te
     return result
 
 
-def _of_rows(points: Tensor, order: Tensor, rows: Tensor, targets: Tensor, tau: float) -> Problem:
-    """State the problem of one sample without squares: S is −2 ⟨P_l rows, targets_l⟩."""
-    return Problem(
-        points=points.unsqueeze(0),
-        order=order.unsqueeze(0),
-        tokens=rows.unsqueeze(0),
-        squares=points.new_zeros((1, rows.shape[0])),
-        targets=targets,
-        centre=points.new_zeros(rows.shape[1]),
-        lengths=None,
-        positions=None,
-        mass=None,
-        tau=tau,
-    )
-
-
 @torch.library.custom_op("cswe::relaxed_ranks", mutates_args=())
 def _relaxed_ranks(points: Tensor, order: Tensor, rows: Tensor, tau: float, backend: str) -> Tensor:
-    problem = _of_rows(points, order, rows, rows.expand(points.shape[0], *rows.shape), tau)
+    problem = problem_of_rows(points, order, rows, rows.expand(points.shape[0], *rows.shape), tau)
     return way(backend).targets_gradient(problem, points.new_full((1, points.shape[0]), -0.5))
 
 
@@ -85,7 +69,7 @@ def _setup_ranks(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _ranks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     points, order, rows = ctx.saved_tensors
     at_points, at_rows = None, None
-    problem = _of_rows(points, order, rows, grad.contiguous() * -0.5, ctx.tau)
+    problem = problem_of_rows(points, order, rows, grad.contiguous() * -0.5, ctx.tau)
     if ctx.needs_input_grad[0]:
         at_points = torch.ops.cswe.relaxed_cross(*problem, True, ctx.backend)[1].squeeze(0)
     if ctx.needs_input_grad[2]:

@@ -66,10 +66,11 @@ def choose(problem: Problem) -> str:
     """Name the way to compute this problem."""
     # Weighted measures are rare in a bound: the plain torch way serves them.
     is_uniform = problem.positions is None and problem.mass is None
-    return _choose(problem.points.device.type, is_uniform)
+    return choose_way(problem.points.device.type, is_uniform)
 
 
-def _choose(device: str, is_uniform: bool) -> str:
+def choose_way(device: str, is_uniform: bool) -> str:
+    """Name the way to compute a problem on a device, with equal masses or not."""
     asked = _chosen.get() or _checked(os.environ.get("CSWE_BACKEND", "auto"), "CSWE_BACKEND")
     if asked == "auto":
         return device if device in ("cpu", "cuda") and is_uniform and not _say_if_missing(device) else "scan"
@@ -86,7 +87,7 @@ def _choose(device: str, is_uniform: bool) -> str:
 
 # torch.compile can read neither context variables nor the environment: the choice is a constant to it. This is what
 # torch.compiler.assume_constant_result does, which would import the whole compiler, two seconds of it, here.
-_choose.__dict__["_dynamo_marked_constant"] = True
+choose_way.__dict__["_dynamo_marked_constant"] = True
 
 
 def way(name: str) -> Way:

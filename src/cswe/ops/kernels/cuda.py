@@ -111,7 +111,7 @@ def _scalar_tile(rows: int, count: int) -> dict[str, int]:
     return {"R": max(1, 1024 // ranks), "NB": ranks, "num_warps": 4}
 
 
-def _normaliser(problem: Problem) -> Tensor:
+def normaliser(problem: Problem) -> Tensor:
     """Give 1/Z, ``(B, L, N)``."""
     batch, slices, count, _, _ = problem.sizes
     scale = torch.empty_like(problem.points)
@@ -139,16 +139,28 @@ class States(NamedTuple):
     mass: Tensor
     scalar: Tensor
 
+    def samples(self, start: int, stop: int) -> "States":
+        """Restrict to some of the samples."""
+        return States(*(tensor[start:stop] for tensor in self))
 
-def _states(problem: Problem, scale: Tensor, parts: Halves, of_tokens: bool, precise: bool) -> States:
+
+def empty_states(problem: Problem, precise: bool) -> States:
+    """Make room for the states of a problem."""
+    batch, slices, count, _, width = problem.sizes
+    shape, device = (batch, slices, triton.cdiv(count, tuning.chunk), 2, width), problem.points.device
+    high = torch.empty(shape, dtype=torch.float16, device=device)
+    low = torch.empty_like(high) if precise else high
+    mass = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+    return States(high, low, mass, torch.empty_like(mass))
+
+
+def _states(
+    problem: Problem, scale: Tensor, parts: Halves, of_tokens: bool, precise: bool, into: States | None = None
+) -> States:
     batch, slices, count, targets, width = problem.sizes
     ragged = problem.lengths is not None
-    chunks, piece = triton.cdiv(count, tuning.chunk), _width_of_pieces(width, 256)
-    shape = (batch, slices, chunks, 2, width)
-    high = torch.empty(shape, dtype=torch.float16, device=scale.device)
-    low = torch.empty_like(high) if precise else high
-    mass = torch.empty(shape[:-1], dtype=torch.float32, device=scale.device)
-    scalar = torch.empty_like(mass)
+    high, low, mass, scalar = into = empty_states(problem, precise) if into is None else into
+    piece = _width_of_pieces(width, 256)
     pieces = triton.cdiv(width, piece)
     rows, rows_low = (parts.tokens, parts.tokens_low) if of_tokens else (parts.high, parts.low if precise else None)
     states_pass[(batch * slices * pieces,)](
@@ -160,7 +172,13 @@ def _states(problem: Problem, scale: Tensor, parts: Halves, of_tokens: bool, pre
         ONE_LOOK=count <= 8 * tuning.chunk, STAGES=tuning.state_stages, num_warps=tuning.state_warps,
         maxnreg=tuning.state_registers,
     )  # fmt: skip
-    return States(high, low, mass, scalar)
+    return into
+
+
+def state_bytes(problem: Problem, precise: bool) -> int:
+    """How much memory the states of the tokens take."""
+    batch, slices, count, _, width = problem.sizes
+    return batch * slices * int(triton.cdiv(count, tuning.chunk)) * 2 * (width * (4 if precise else 2) + 8)
 
 
 def _blocks(problem: Problem, kinds: int) -> Iterator[tuple[int, int]]:
@@ -173,20 +191,25 @@ def _blocks(problem: Problem, kinds: int) -> Iterator[tuple[int, int]]:
 
 
 def _value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor]:
-    batch, slices, count, targets, width = problem.sizes
-    points, ragged = problem.points, problem.lengths is not None
-    scale = _normaliser(problem)
+    scale = normaliser(problem)
     if cuda_ranks.fits(problem):
         return cuda_ranks.value_and_slope(problem, scale, with_slope)
-    # A single sample may be a reference being sorted softly, with its squared norms as a column: far from centred.
-    precise = ragged or batch == 1 or needs_both_parts(count, width) or bool(tuning.precise)
-    parts = halves(problem, precise)
+    precise = precise_forward(problem)
+    return forward_passes(problem, scale, halves(problem, precise), precise, with_slope)
+
+
+def forward_passes(
+    problem: Problem, scale: Tensor, parts: Halves, precise: bool, with_slope: bool, keep: States | None = None
+) -> tuple[Tensor, Tensor]:
+    """Give S and its slope, with 1/Z and the halves at hand; the states of the tokens go to ``keep``, if given."""
+    batch, slices, count, targets, width = problem.sizes
+    points, ragged = problem.points, problem.lengths is not None
     height = torch.empty_like(points)
     base = torch.empty_like(points) if with_slope else height
     for start, stop in _blocks(problem, 4 if precise else 2):
         block, own = problem.samples(start, stop), parts.samples(start, stop)
         own_scale = scale[start:stop]
-        of_tokens = _states(block, own_scale, own, True, precise)
+        of_tokens = _states(block, own_scale, own, True, precise, None if keep is None else keep.samples(start, stop))
         of_targets = _states(block, own_scale, own, False, precise) if with_slope else of_tokens
         chunk_pass[((stop - start) * slices * triton.cdiv(count, tuning.chunk),)](
             block.points, block.order, own_scale, block.squares, own.tokens, _or(own.tokens_low, own.tokens),
@@ -216,6 +239,19 @@ def _value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor
     return value, slope
 
 
+def precise_forward(problem: Problem) -> bool:
+    """Whether value and slope need tokens in two parts."""
+    # A single sample may be a reference being sorted softly, with its squared norms as a column: far from centred.
+    return problem.lengths is not None or bool(tuning.precise) or precise_backward(problem)
+
+
+def precise_backward(problem: Problem) -> bool:
+    """Whether the gradient of the targets needs tokens in two parts."""
+    # A single sample is how a reference is sorted softly: a value then, not only a gradient.
+    batch, _, count, _, width = problem.sizes
+    return batch == 1 or needs_both_parts(count, width)
+
+
 def needs_both_parts(count: int, width: int) -> bool:
     """Whether rounding T and the tokens to half precision could be seen.
 
@@ -225,27 +261,32 @@ def needs_both_parts(count: int, width: int) -> bool:
 
 
 def _targets_gradient(problem: Problem, grad: Tensor) -> Tensor:
-    batch, slices, count, targets, width = problem.sizes
-    ragged = problem.lengths is not None
-    scale = _normaliser(problem)
+    scale = normaliser(problem)
     if cuda_ranks.fits(problem):
         return cuda_ranks.targets_gradient(problem, grad, scale)
-    # A single sample is how a reference is sorted softly: a value then, not only a gradient.
-    precise = batch == 1 or needs_both_parts(count, width)
-    parts = halves(problem, precise, with_targets=False)
+    precise = precise_backward(problem)
+    return targets_passes(problem, scale, halves(problem, precise, with_targets=False), precise, grad)
+
+
+def targets_passes(
+    problem: Problem, scale: Tensor, parts: Halves, precise: bool, grad: Tensor, kept: States | None = None
+) -> Tensor:
+    """Give the gradient of the targets, with 1/Z, the halves and perhaps the states of the tokens at hand."""
+    batch, slices, count, targets, width = problem.sizes
+    ragged = problem.lengths is not None
     largest = torch.linalg.vector_norm(grad, torch.inf, dim=0)
     piece = _width_of_pieces(width, tuning.target_width)
     pieces, chunks = triton.cdiv(width, piece), triton.cdiv(count, tuning.chunk)
     rows = targets if ragged else count
     programs = slices * pieces * (1 if ragged else chunks)
-    blocks = list(_blocks(problem, 2 if precise else 1))
+    blocks = list(_blocks(problem, 2 if precise else 1)) if kept is None else [(0, batch)]
     each, buffers = _partial_sums(blocks[0][1], programs, slices * rows * width * len(blocks))
     make = torch.zeros if ragged else torch.empty
     partial = make((buffers * len(blocks), slices, rows, width), dtype=torch.float32, device=grad.device)
     used = 0
     for start, stop in blocks:
         block, own, own_scale = problem.samples(start, stop), parts.samples(start, stop), scale[start:stop]
-        states = _states(block, own_scale, own, True, precise)
+        states = _states(block, own_scale, own, True, precise) if kept is None else kept.samples(start, stop)
         buffers = triton.cdiv(stop - start, each)
         here = partial[used : used + buffers]
         used += buffers
@@ -289,12 +330,16 @@ def _partial_sums(items: int, programs: int, numbers: int) -> tuple[int, int]:
 
 
 def _tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
-    batch, slices, count, targets, width = problem.sizes
-    ragged = problem.lengths is not None
-    scale = _normaliser(problem)
+    scale = normaliser(problem)
     if cuda_ranks.fits(problem):
         return cuda_ranks.tokens_gradient(problem, grad, scale)
-    parts = halves(problem, precise=False, with_tokens=False)
+    return tokens_passes(problem, scale, halves(problem, precise=False, with_tokens=False), grad)
+
+
+def tokens_passes(problem: Problem, scale: Tensor, parts: Halves, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the gradients of the tokens and their squares, with 1/Z and the halves of the targets at hand."""
+    batch, slices, count, targets, width = problem.sizes
+    ragged = problem.lengths is not None
     piece = _width_of_pieces(width, 64)
     pieces = triton.cdiv(width, piece)
     each, buffers = _partial_sums(slices, batch * pieces, batch * count * width)

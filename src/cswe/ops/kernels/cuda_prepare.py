@@ -106,20 +106,26 @@ def _split_targets(
             tl.store(low + at, second, mask=write)
 
 
-def halves(problem: Problem, precise: bool, with_tokens: bool = True, with_targets: bool = True) -> Halves:
+def halves(
+    problem: Problem,
+    precise: bool,
+    with_tokens: bool = True,
+    with_targets: bool = True,
+    largest_token: Tensor | None = None,
+) -> Halves:
     """Bring tokens and targets into half precision, centred and scaled by powers of two.
 
     ``precise`` keeps what rounding the tokens leaves over (T's is always there). Centring comes before rounding:
-    tokens far from the origin would lose most of their digits otherwise.
+    tokens far from the origin would lose most of their digits otherwise. ``largest_token`` is the largest number in
+    the tokens, where it is known.
     """
     batch, slices, count, targets, width = problem.sizes
     tokens, reference, centre = problem.tokens, problem.targets, problem.centre
     units = torch.empty(3, dtype=torch.float32, device=tokens.device)
     largest = torch.linalg.vector_norm(reference, torch.inf)
-    _units[(1,)](
-        torch.linalg.vector_norm(tokens, torch.inf) if with_tokens else largest, largest, centre, units, width,
-        DB=256, num_warps=1,
-    )  # fmt: skip
+    if largest_token is None:
+        largest_token = torch.linalg.vector_norm(tokens, torch.inf) if with_tokens else largest
+    _units[(1,)](largest_token, largest, centre, units, width, DB=256, num_warps=1)
     high, low = tokens, None
     if with_tokens:
         high = torch.empty(tokens.shape, dtype=torch.float16, device=tokens.device)

@@ -86,3 +86,19 @@ class Problem(NamedTuple):
         length = torch.full((1,), count, device=self.points.device) if self.lengths is None else self.lengths
         length = length.reshape(-1, 1, 1)
         return torch.minimum(edges, length) * targets / length
+
+
+def problem_of_rows(points: Tensor, order: Tensor, rows: Tensor, targets: Tensor, tau: float) -> Problem:
+    """State the problem of one sample without squares: S is −2 ⟨P_l rows, targets_l⟩."""
+    return Problem(
+        points=points.unsqueeze(0),
+        order=order.unsqueeze(0),
+        tokens=rows.unsqueeze(0),
+        squares=points.new_zeros((1, rows.shape[0])),
+        targets=targets,
+        centre=points.new_zeros(rows.shape[1]),
+        lengths=None,
+        positions=None,
+        mass=None,
+        tau=tau,
+    )
