@@ -201,7 +201,7 @@ class Table:
         seeds = sorted({len(row.results) for row in self.rows})
         count = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))) if seeds else "no"
         title = f"{self.metric} in percent, mean (standard deviation) over {count} seeds"
-        text = f"{title}\n\n{_grid(head, lines)}"
+        text = f"{title}\n\n{grid(head, lines)}"
         for split in splits[-1:]:
             if differences := self.differences(split):
                 text += f"\n{self._differences(differences, split)}"
@@ -222,7 +222,7 @@ class Table:
         ]
         against = label_of(self.baseline)
         title = f"{split.capitalize()} {self.metric} against {against}, points of difference at the same seed"
-        return f"{title} (standard error); clear: more than twice that\n\n{_grid(head, lines)}"
+        return f"{title} (standard error); clear: more than twice that\n\n{grid(head, lines)}"
 
     def csv(self) -> str:
         """Return every score of every row: one line each, with mean, deviation and number of seeds."""
@@ -262,7 +262,7 @@ class Table:
         return [folder / name for name in texts]
 
 
-def _grid(head: list[str], lines: list[list[str]]) -> str:
+def grid(head: list[str], lines: list[list[str]]) -> str:
     """Lay cells out as a Markdown table that can be read as it is, numbers to the right."""
     widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
 

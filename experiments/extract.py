@@ -1,0 +1,100 @@
+"""From data and backbones to token stores: ``python -m experiments.extract --assets ASSETS --stores STORES``."""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cswe.tokens import Manifest, TokenStore
+from cswe.tokens.backbones import open_backbone
+from cswe.tokens.backbones.opening import BackboneOptions
+from cswe.tokens.extract import extract
+from cswe.tokens.manifest import MANIFEST
+from cswe.tokens.sources import Source, open_source
+from cswe.tokens.sources.point_sets import PointSets
+from cswe.training.parallel import default_device
+from cswe.training.provenance import commit, machine, peak_memory, versions
+from experiments.records import RESULTS, add_extraction
+from experiments.studies import LAYERS, SPLITS
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A store to make: where its items come from, which backbone sees them, and which layers are kept."""
+
+    source: Callable[[Path], Source]
+    backbone: str
+    layers: tuple[int, ...] = ()
+
+
+def _images(assets: Path) -> Source:
+    return open_source(sorted(assets.glob("tiny-imagenet-200*.zip")), "tiny-imagenet")
+
+
+def _proteins(assets: Path) -> Source:
+    return open_source(assets / "deeploc2_swissprot_5fold.csv.gz", "localization")
+
+
+def _shapes(seed: int) -> Callable[[Path], Source]:
+    return lambda assets: PointSets(assets / "modelnet-part.npz", fractions=(0.2, 0.3), seed=seed)
+
+
+STORES = {
+    "proteins": Recorded(_proteins, "esm2_t6_8M_hemolysis"),
+    "images": Recorded(_images, "deit-tiny-patch16-224", LAYERS),
+    **{f"points-{seed}": Recorded(_shapes(seed), "pct_modelnet40_backbone.safetensors") for seed in range(SPLITS)},
+    **{f"raw-{seed}": Recorded(_shapes(seed), "identity") for seed in range(SPLITS)},
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Make the stores that are not there yet, and note how long each took."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.extract", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="STORE", help=f"some of {', '.join(STORES)}; all if none is named")
+    parser.add_argument("--assets", type=Path, required=True, help="folder with the data and the weights")
+    parser.add_argument("--stores", type=Path, required=True, help="folder for the stores")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the times are noted")
+    parser.add_argument("--device", help="cpu or cuda; a GPU if there is one")
+    chosen = parser.parse_args(arguments)
+    if unknown := [name for name in chosen.names if name not in STORES]:
+        parser.error(f"expected some of {', '.join(STORES)} but got {unknown[0]}")
+    device = default_device(chosen.device)
+    for name in chosen.names or STORES:
+        if _is_there(chosen.stores / name):
+            print(f"{name}: is there already", flush=True)
+            continue
+        started = time.monotonic()
+        store = _make(STORES[name], chosen.assets, chosen.stores / name, device)
+        seconds = time.monotonic() - started
+        entry = {
+            "store": name,
+            "seconds": seconds,
+            "items": len(store),
+            "tokens": int(store.lengths.sum()),
+            "layers": list(store.layers),
+            "key": store.spec.key,
+            "memory": peak_memory(device),
+            "machine": machine(device),
+            "versions": versions(),
+            "commit": commit(),
+        }
+        add_extraction(chosen.out, entry, chosen.stores / "extraction.lock")
+        print(f"{name}: {len(store):,} items in {seconds:.0f} s", flush=True)
+
+
+def _is_there(store: Path) -> bool:
+    return (store / MANIFEST).exists() and Manifest.read(store).complete
+
+
+def _make(recorded: Recorded, assets: Path, out: Path, device: torch.device) -> TokenStore:
+    source = recorded.source(assets)
+    name = recorded.backbone if recorded.backbone == "identity" else str(assets / recorded.backbone)
+    backbone = open_backbone(name, source, BackboneOptions(layers=recorded.layers, device=str(device)))
+    return extract(source, backbone, out, resume=True, progress=False)
+
+
+if __name__ == "__main__":
+    main()

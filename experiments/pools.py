@@ -1,0 +1,53 @@
+"""The poolings that are compared: how a plan names them, how a table does, and the size that each comes in."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Named:
+    """A pooling.
+
+    Parameters
+    ----------
+    text
+        As a plan asks for it, ``"attention:queries=5"``.
+    label
+        As tables print it.
+    slices
+        Its number of slices in the tuned comparisons; None for poolings that have none, or where it is varied.
+    """
+
+    text: str
+    label: str
+    slices: int | None = None
+
+
+POOLS = {
+    "gap": Named("mean", "mean (GAP)"),
+    "cls": Named("cls", "CLS"),
+    "swe": Named("swe", "SWE"),
+    "cswe": Named("cswe", "C-SWE"),
+    "attention-1": Named("attention:queries=1", "attention, 1 query"),
+    "attention-3": Named("attention:queries=3", "attention, 3 queries"),
+    "attention-5": Named("attention:queries=5", "attention, 5 queries"),
+    "statistics": Named("statistics:weightings=2", "attentive statistics, 2 × 256", 256),
+    "moments": Named("moments:readout=moments:4", "L-moments, 192 × 4", 192),
+    "weighted": Named("moments:readout=moments:2,weightings=2", "weighted L-moments, 2 × 256 × 2", 256),
+    "statistics-4": Named("statistics:weightings=4", "attentive statistics, 4 × 128", 128),
+    "moments-128": Named("moments:readout=moments:4", "L-moments, 128 × 4", 128),
+    "weighted-4": Named("moments:readout=moments:2,weightings=4", "weighted L-moments, 4 × 128 × 2", 128),
+}
+# All of one size, or smaller, and all under the same regularisation.
+IMAGE_RIVALS = ("gap", "attention-1", "attention-5", "statistics", "moments", "weighted")
+PROTEIN_RIVALS = ("gap", "attention-1", "attention-3", "statistics-4", "moments-128", "weighted-4")
+
+
+def with_choices(pool: str, *choices: str) -> str:
+    """Add choices to the text of a pooling.
+
+    Examples
+    --------
+    >>> with_choices("mean", "lr=0.1"), with_choices("attention:queries=5", "lr=0.1")
+    ('mean:lr=0.1', 'attention:queries=5,lr=0.1')
+    """
+    return ",".join([pool if ":" in pool else f"{pool}:{choices[0]}", *choices[0 if ":" in pool else 1 :]])

@@ -1,0 +1,68 @@
+"""Results on disk: one JSON file a study, a line for every cell, so that a new cell is a new line."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cswe.training.cells import Result
+from cswe.training.checkpoint import read_json
+from cswe.training.errors import UserError
+from cswe.training.locking import locked
+
+FORMAT = "cswe-study"
+EXTRACTION = "extraction"
+RESULTS = Path(__file__).parent / "results"
+
+
+def read_study(folder: Path, study: str) -> dict[str, Result]:
+    """Return the results of a study by the names of their cells; empty if there is no file."""
+    file = folder / f"{study}.json"
+    return {result.cell.name: result for result in (Result.from_json(line, file) for line in _read(file, "cells"))}
+
+
+def read_all(folders: Iterable[Path], study: str) -> dict[str, Result]:
+    """Return the results of a study in several folders; what an earlier one has counts."""
+    found: dict[str, Result] = {}
+    for folder in folders:
+        found = {**read_study(folder, study), **found}
+    return found
+
+
+def add_result(folder: Path, study: str, result: Result, known: dict[str, Result], lock: Path) -> None:
+    """Add a result to a study's file, which starts from what is known: the file is always the whole study so far."""
+    with locked(lock):
+        results = {**known, **read_study(folder, study), result.cell.name: result}
+        lines = [results[name].to_json() for name in sorted(results)]
+        _write(folder / f"{study}.json", {"format": FORMAT, "study": study}, "cells", lines)
+
+
+def read_extractions(folder: Path) -> list[dict[str, Any]]:
+    """Return how long each store took to make."""
+    return _read(folder / f"{EXTRACTION}.json", "stores")
+
+
+def add_extraction(folder: Path, entry: dict[str, Any], lock: Path) -> None:
+    """Note how long a store took to make."""
+    with locked(lock):
+        others = [line for line in read_extractions(folder) if line["store"] != entry["store"]]
+        lines = sorted([*others, entry], key=lambda line: str(line["store"]))
+        _write(folder / f"{EXTRACTION}.json", {"format": FORMAT, "study": EXTRACTION}, "stores", lines)
+
+
+def _read(file: Path, name: str) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    content = read_json(file)
+    if content.get("format") != FORMAT or not isinstance(content.get(name), list):
+        raise UserError(f"{file}: expected the results of a study but got something else")
+    return list(content[name])
+
+
+def _write(file: Path, head: dict[str, Any], name: str, lines: list[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    parts = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    body = ",\n".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) for line in lines)
+    aside = file.with_name(file.name + ".partial")
+    aside.write_text("{" + " ".join(parts) + f' "{name}": [\n{body}\n]}}\n', encoding="utf-8", newline="\n")
+    aside.replace(file)

@@ -1,0 +1,83 @@
+"""Run studies: ``python -m experiments.run images-table1 --stores STORES --out experiments/results``."""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from cswe.training.parallel import default_device
+from experiments.records import RESULTS
+from experiments.studies import STUDIES
+from experiments.worker import Worker
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the cells of some studies that are not known yet; return the number of workers that had a failure."""
+    words = sys.argv[1:] if arguments is None else arguments
+    names = ["all", *STUDIES]
+    parser = argparse.ArgumentParser(prog="python -m experiments.run", description=__doc__)
+    parser.add_argument("studies", nargs="+", choices=names, metavar="STUDY", help=", ".join(names))
+    parser.add_argument("--stores", type=Path, required=True, help="folder of the token stores")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go, one JSON file a study")
+    parser.add_argument("--known", type=Path, nargs="*", default=[RESULTS], help="folders with results to start from")
+    parser.add_argument("--work", type=Path, help="folder for locks and runs; best in memory")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell that would not end by then")
+    parser.add_argument("--device", help="cpu or cuda; a GPU if there is one")
+    parser.add_argument("--deterministic", action="store_true", help="the same bits every time, where torch can")
+    parser.add_argument("--rehearse", action="store_true", help="one epoch of one seed of everything; not for results")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(words)
+    if chosen.rehearse and chosen.out.resolve() == RESULTS.resolve():
+        parser.error("a rehearsal gives no results: choose another --out")
+    work = chosen.work or Path(tempfile.mkdtemp(prefix="cswe-experiments-"))
+    if chosen.worker is None and chosen.jobs > 1:
+        return _share([*words, "--work", str(work)], chosen.jobs)
+    names = [name for name in STUDIES if name in chosen.studies]
+    if "all" in chosen.studies:
+        names = [name for name, study in STUDIES.items() if not study.alone or name in names]
+    if chosen.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    command = ["python", "-m", "experiments.run", *names, "--stores", "STORES", "--jobs", str(chosen.jobs)]
+    worker = Worker(
+        [STUDIES[name] for name in names],
+        chosen.stores,
+        chosen.out,
+        chosen.known,
+        work,
+        default_device(chosen.device),
+        chosen.worker or 0,
+        chosen.jobs,
+        time.monotonic() + chosen.seconds,
+        shlex.join([*command, *(["--deterministic"] if chosen.deterministic else [])]),
+        chosen.rehearse,
+        chosen.deterministic,
+        lambda line: print(line, flush=True),
+    )
+    worker.run()
+    return 1 if worker.failed else 0
+
+
+def _share(words: list[str], jobs: int) -> int:
+    """Let several processes do the same."""
+    # Threads of several processes would fight for the same cores.
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    command = [sys.executable, "-m", "experiments.run", *words]
+    workers = [subprocess.Popen([*command, "--worker", str(number)], env=environment) for number in range(jobs)]
+    try:
+        return sum(worker.wait() != 0 for worker in workers)
+    except KeyboardInterrupt:
+        for worker in workers:
+            worker.terminate()
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

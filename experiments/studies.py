@@ -1,0 +1,234 @@
+"""What is run: studies, each a table or a figure, made of plans; and in which order their cells matter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cswe.training.cells import Cell, Plan
+from experiments.pools import IMAGE_RIVALS, POOLS, PROTEIN_RIVALS, with_choices
+from experiments.tuning import GRID, LAYER, SEED
+
+Chosen = dict[str, tuple[str, ...]]  # the tuned choices of every pooling
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A plan, and how soon its cells should be run: waves are done in ascending order."""
+
+    plan: Plan
+    wave: int
+    store: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell of a study, on a store."""
+
+    study: "Study"
+    cell: Cell
+    store: str
+    wave: int
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or a figure.
+
+    Parameters
+    ----------
+    name
+        On the command line, and of the file with its results.
+    family
+        images, proteins or points: studies of a family share stores.
+    entries
+        Its plans. Those of a study that needs tuning come from the tuned choices.
+    needs_tuning
+        Whether the choices of ``images-tuning`` must be known.
+    test
+        Whether the test split is scored.
+    neighbors
+        Whether vectors are scored by their nearest neighbours, too.
+    keep_log
+        Whether the record of every epoch is kept with the results.
+    alone
+        Whether it measures time and memory, so that nothing else should run beside it; not part of ``all``.
+    """
+
+    name: str
+    family: str
+    entries: Callable[[Chosen], list[Entry]]
+    needs_tuning: bool = False
+    test: bool = True
+    neighbors: bool = False
+    keep_log: bool = False
+    alone: bool = False
+
+    def tasks(self, chosen: Chosen | None) -> list[Task] | None:
+        """List the cells; None as long as they are not known."""
+        if self.needs_tuning and chosen is None:
+            return None
+        found: dict[str, Task] = {}
+        for entry in self.entries(chosen or {}):
+            for cell in entry.plan.cells(list(entry.plan.layers)):
+                found.setdefault(cell.name, Task(self, cell, entry.store, entry.wave))
+        return list(found.values())
+
+
+def _seeds(plan: Plan, waves: tuple[int, ...], store: str) -> list[Entry]:
+    """One entry for every seed, each with its wave: a first seed of everything is worth more than all of something."""
+    return [Entry(replace(plan, seeds=1, first_seed=plan.first_seed + i), wave, store) for i, wave in enumerate(waves)]
+
+
+# ---------------------------------------------------------------------------------------------------------- images
+LAYERS = (6, 9, 12)
+# The paper's 80 epochs with a step at 60, in proportion.
+THIRTY = ("epochs=30", "schedule_every=22", "slack_every=22")
+
+
+def _table1(_: Chosen) -> list[Entry]:
+    plan = Plan(("mean", "cls", "swe"), (128,), layers=LAYERS, recipe="images", choices=THIRTY)
+    bounded = replace(plan, pools=("cswe",))
+    long = Plan(("mean:epochs=80", "swe:epochs=80", "cswe:epochs=80"), (128,), 1, layers=(12,), recipe="images")
+    return [
+        *_seeds(plan, (2, 4, 4), "images"),
+        *_seeds(bounded, (2, 7, 7), "images"),
+        Entry(long, 8, "images"),
+    ]
+
+
+def _slices(_: Chosen) -> list[Entry]:
+    plan = Plan(("swe", "cswe"), (4, 8, 16, 32, 64), layers=(12,), recipe="images", choices=THIRTY)
+    return _seeds(plan, (5, 9, 9), "images")
+
+
+def _map(_: Chosen) -> list[Entry]:
+    choices = (*THIRTY, "readout=map-points")
+    plan = Plan(("swe", "cswe"), (128,), layers=LAYERS, recipe="images", choices=choices)
+    return _seeds(plan, (6, 10, 10), "images")
+
+
+def _temperature(_: Chosen) -> list[Entry]:
+    # A bound just below the unconstrained level, and a sort soft enough that its slope is more than noise.
+    pools = ("cswe:bound=26,temperature=1", "cswe:bound=26,temperature=10")
+    return _seeds(Plan(pools, (32,), layers=(12,), recipe="images", choices=THIRTY), (6, 11, 11), "images")
+
+
+def _rival(key: str, layers: tuple[int, ...], choices: tuple[str, ...], text: str | None = None) -> Plan:
+    named = POOLS[key]
+    return Plan((text or named.text,), (named.slices or 1,), layers=layers, recipe="tuned", choices=choices)
+
+
+def _tuning(_: Chosen) -> list[Entry]:
+    return [
+        Entry(
+            replace(_rival(key, (LAYER,), (), with_choices(POOLS[key].text, *point)), seeds=1, first_seed=SEED),
+            0,
+            "images",
+        )
+        for point in GRID
+        for key in reversed(IMAGE_RIVALS)  # the slowest first, so that none is waited for at the end
+    ]
+
+
+def _tuned(chosen: Chosen) -> list[Entry]:
+    return [
+        entry
+        for key in reversed(IMAGE_RIVALS)
+        for entry in _seeds(_rival(key, LAYERS, chosen[key]), (1, 3, 3), "images")
+    ]
+
+
+# Labels per class, and a batch size that gives each some hundred steps in forty epochs.
+FEW = {1: 32, 5: 64, 20: 256}
+
+
+def _few(chosen: Chosen) -> list[Entry]:
+    entries = []
+    for count, size in FEW.items():
+        for key in reversed(IMAGE_RIVALS):
+            text = with_choices(POOLS[key].text, f"labels_per_class={count}")
+            plan = _rival(key, (12,), (*chosen[key], "epochs=40", f"batch_size={size}"), text)
+            entries += _seeds(plan, (7, 9, 9), "images")
+    return entries
+
+
+def _clock(_: Chosen) -> list[Entry]:
+    return [Entry(Plan(("cswe",), (64,), 1, layers=(12,), recipe="images"), 0, "images")]
+
+
+# -------------------------------------------------------------------------------------------------------- proteins
+# The paper's 50 epochs in batches of 32 are 20,000 steps. Batches of 256, all rates eight times as large.
+EIGHTFOLD = ("batch_size=256", "epochs=20", "lr=8e-4", "slack_lr=0.08", "dual_lr=0.008")
+PROTEIN_LAYER = (6,)
+
+
+def _proteins(_: Chosen) -> list[Entry]:
+    plan = Plan(
+        ("cls", "mean", "swe", "cswe"), (1, 4, 16, 64), layers=PROTEIN_LAYER, recipe="proteins", choices=EIGHTFOLD
+    )
+    literal = Plan(("cswe:epochs=50", "swe:epochs=50"), (16,), 1, layers=PROTEIN_LAYER, recipe="proteins")
+    return [*_seeds(plan, (1, 3, 3, 4, 4), "proteins"), Entry(literal, 6, "proteins")]
+
+
+def _proteins_tuned(_: Chosen) -> list[Entry]:
+    return [
+        entry
+        for key in reversed(PROTEIN_RIVALS)
+        for entry in _seeds(_rival(key, PROTEIN_LAYER, ("epochs=20", "batch_size=256")), (0, 2, 2, 2, 2), "proteins")
+    ]
+
+
+def _evolution(_: Chosen) -> list[Entry]:
+    pools = ("swe", "cswe:bound=5", "cswe:bound=10")
+    return [Entry(Plan(pools, (16,), 1, layers=PROTEIN_LAYER, recipe="proteins", choices=EIGHTFOLD), 2, "proteins")]
+
+
+# ---------------------------------------------------------------------------------------------------------- points
+POINT_SLICES = (4, 8, 16, 32, 64)
+SPLITS = 3  # every seed has a split of its own: with so few shapes the split decides more than the weights
+_HUNDRED = ("epochs=100", "batch_size=32")
+# ε = 7 is far above any transport between points of the unit ball: there the bound is relative, as is the temperature.
+RAW_CSWE = "cswe:bound=0.9,bound_scale=fraction,temperature=1,temperature_scale=relative"
+POINT_RIVALS = ("statistics:weightings=2", "moments:readout=moments:8", "moments:readout=moments:2,weightings=2")
+
+
+def _points(_: Chosen) -> list[Entry]:
+    entries = []
+    for seed in range(SPLITS):
+        for store, layer, bounded in (("points", 5, "cswe"), ("raw", 0, RAW_CSWE)):
+            paper = Plan(
+                ("swe", bounded),
+                POINT_SLICES,
+                layers=(layer,),
+                recipe="points",
+                choices=(*_HUNDRED, "schedule_every=25", "slack_every=25"),
+            )
+            rivals = Plan(
+                ("mean", "attention:queries=1", *POINT_RIVALS),
+                POINT_SLICES,
+                layers=(layer,),
+                recipe="tuned",
+                choices=_HUNDRED,
+            )
+            for plan in (rivals, paper):
+                alone = replace(plan, seeds=1, first_seed=seed)
+                entries.append(Entry(alone, seed, f"{store}-{seed}"))
+    return entries
+
+
+STUDIES = {
+    study.name: study
+    for study in (
+        Study("images-clock", "images", _clock, alone=True),
+        Study("images-tuning", "images", _tuning, test=False),
+        Study("images-tuned", "images", _tuned, needs_tuning=True, neighbors=True),
+        Study("images-table1", "images", _table1),
+        Study("images-slices", "images", _slices),
+        Study("images-map", "images", _map),
+        Study("images-temperature", "images", _temperature),
+        Study("images-few", "images", _few, needs_tuning=True),
+        Study("proteins-tuned", "proteins", _proteins_tuned),
+        Study("proteins-table", "proteins", _proteins),
+        Study("proteins-evolution", "proteins", _evolution, keep_log=True),
+        Study("points-table", "points", _points),
+    )
+}

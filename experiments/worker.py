@@ -1,0 +1,257 @@
+"""One of several processes that work through the same studies: it takes the cell that matters most and that it can."""
+
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cswe.tokens import Manifest, TokenStoreError
+from cswe.tokens.manifest import MANIFEST
+from cswe.training.cells import Result
+from cswe.training.compare import Shelf, line_of, run_cell
+from cswe.training.locking import Lock, locked
+from cswe.training.logging import LOG, Record, read_lines
+from experiments.expect import expected_seconds
+from experiments.records import add_result, read_all
+from experiments.studies import STUDIES, Study, Task
+from experiments.tuning import choose, read_choice, write_choice
+
+# Where workers begin. Cells of images keep the device busy, the others the host: together they use both.
+_HOMES = ("images", "images", "proteins", "images", "points", "images", "proteins", "images")
+_WAIT = 1.0  # seconds between two looks for work
+_REHEARSAL = {"epochs": 1, "batch_size": 64}
+
+
+@dataclass
+class Worker:
+    """A process that runs cells until nothing is left, or no time.
+
+    Parameters
+    ----------
+    studies
+        What to run.
+    stores
+        Folder of the token stores; a store that is not finished yet is waited for.
+    out
+        Where results go.
+    known
+        Folders with results that need not be computed again.
+    work
+        Folder for locks and for what a run writes on its way; all workers of a machine share it.
+    device
+        Where to train.
+    number, jobs
+        Which of how many workers this is.
+    until
+        Time (`time.monotonic`) by which cells should be through: none is begun that is not expected to be.
+    command
+        What was asked for, noted with every result.
+    rehearse
+        One epoch of one seed of everything, to find out whether it runs; results mean nothing.
+    deterministic
+        Noted with every result.
+    tell
+        Told a line about every cell.
+    """
+
+    studies: list[Study]
+    stores: Path
+    out: Path
+    known: list[Path]
+    work: Path
+    device: torch.device
+    number: int = 0
+    jobs: int = 1
+    until: float = float("inf")
+    command: str = ""
+    rehearse: bool = False
+    deterministic: bool = False
+    tell: Callable[[str], None] = print
+    failed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.known = [self.out, *(folder for folder in self.known if folder != self.out)]
+        self._lock = self.work / "results.lock"
+        self._shelf: tuple[str, int, Shelf] | None = None
+        # Cells take longer than they would alone; how much longer is learned.
+        self._slowdown = max(1.0, self.jobs / 3)
+
+    def run(self) -> int:
+        """Work; return the number of cells done."""
+        done = 0
+        while True:
+            held = self._take()
+            if isinstance(held, str):
+                if held != "wait" or time.monotonic() > self.until:
+                    self.tell(f"worker {self.number}: {held}")
+                    return done
+                time.sleep(_WAIT)
+                continue
+            task, lock, expected = held
+            try:
+                done += self._do(task, expected)
+                lock.release(remove=True)
+            finally:
+                lock.release()
+
+    def _tasks(self) -> tuple[list[Task], bool]:
+        """List what is not done yet, and say whether more will be known later."""
+        chosen = read_choice(self.known)
+        missing: list[Task] = []
+        more = False
+        for study in self.studies:
+            tasks = study.tasks(chosen)
+            if tasks is None:
+                # Waiting makes sense only if somebody is finding the choices out.
+                more |= STUDIES["images-tuning"] in self.studies
+                continue
+            done = read_all(self.known, study.name)
+            missing += [self._rehearsed(task) for task in tasks if self._is_open(task, done)]
+        return missing, more
+
+    def _is_open(self, task: Task, done: dict[str, Result]) -> bool:
+        if self.rehearse and task.cell.seed not in (0, 10):
+            return False
+        found = done.get(task.cell.name)
+        if found is None:
+            return not (self.work / "failed" / task.study.name / task.cell.name).exists()
+        if not self.rehearse and found.cell.recipe != task.cell.recipe:
+            raise ValueError(
+                f"{task.study.name}, {task.cell.name}: is known with another recipe "
+                f"({found.cell.recipe.difference(task.cell.recipe)}); remove it from the results first"
+            )
+        return False
+
+    def _rehearsed(self, task: Task) -> Task:
+        if not self.rehearse:
+            return task
+        return replace(task, cell=replace(task.cell, recipe=task.cell.recipe.with_(**_REHEARSAL)))
+
+    def _take(self) -> tuple[Task, Lock, float] | str:
+        """Take the cell that matters most to this worker; or say why there is none."""
+        missing, waiting = self._tasks()
+        short = False
+        for task in sorted(missing, key=self._priority):
+            manifest = self._manifest(task.store)
+            if manifest is None:
+                waiting = True
+                continue
+            expected = expected_seconds(task.cell.recipe, task.cell.layer, manifest)
+            if time.monotonic() + expected * self._slowdown > self.until:
+                short = True
+                continue
+            lock = Lock(self.work / "locks" / task.study.name / f"{task.cell.name}.lock")
+            if not lock.take():
+                continue
+            if task.cell.name in read_all(self.known, task.study.name):  # by another since we looked
+                lock.release(remove=True)
+                continue
+            return task, lock, expected
+        if waiting:
+            return "wait"
+        return "no time left for another cell" if short else "nothing left to begin"
+
+    def _priority(self, task: Task) -> tuple[Any, ...]:
+        """Own family first, then by wave; within a wave the tokens that are at hand, or that others have not."""
+        home = _HOMES[self.number % len(_HOMES)]
+        here = self._shelf is not None and self._shelf[:2] == (task.store, task.cell.layer)
+        return (
+            task.study.family != home,
+            task.wave,
+            not here,
+            (task.cell.layer // 3 - self.number) % 3,
+        )
+
+    def _manifest(self, store: str) -> Manifest | None:
+        """Return the manifest of a finished store."""
+        return _finished(self.stores / store) if (self.stores / store).exists() else None
+
+    def _do(self, task: Task, expected: float) -> int:
+        run = self.work / "runs" / task.study.name / task.cell.name
+        shutil.rmtree(run, ignore_errors=True)  # of a process that was killed
+        started = time.monotonic()
+        study = task.study
+        try:
+            result = run_cell(
+                task.cell,
+                run,
+                self._opened(task),
+                test=study.test,
+                neighbors=study.neighbors,
+                keep_models=False,
+                keep_last=False,
+            )
+        except Exception:
+            # Whatever it is, other cells may be all right, and time on the device is dear.
+            self.tell(f"{study.name}: {task.cell.name} broke down\n{traceback.format_exc(limit=-5)}")
+            self.failed.append(task.cell.name)
+            mark = self.work / "failed" / study.name / task.cell.name
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+            self._shelf = None
+            return 0
+        wall = time.monotonic() - started
+        self._slowdown = 0.5 * self._slowdown + 0.5 * max(1.0, wall / expected)
+        facts: dict[str, Any] = {
+            **result.facts,
+            "wall": wall,
+            "processes": self.jobs,
+            "deterministic": self.deterministic,
+            "command": self.command,
+        }
+        if study.keep_log:
+            facts["log"] = _rounded(read_lines(run / LOG))
+        shutil.rmtree(run, ignore_errors=True)
+        kept = read_all(self.known, study.name)
+        add_result(self.out, study.name, replace(result, facts=facts), kept, self._lock)
+        if study.name == "images-tuning":
+            self._note_choice()
+        note = f"expected {expected:.0f} s, took {wall:.0f} s"
+        self.tell(f"[{self.number}] {study.name}: {line_of(result)} ({note})")
+        return 1
+
+    def _opened(self, task: Task) -> Shelf:
+        """Return the store's tokens; those of one layer of one store are held at a time."""
+        if self._shelf is None or self._shelf[0] != task.store:
+            self._shelf = None  # frees the device's memory before more is asked for
+            self._shelf = (task.store, task.cell.layer, Shelf(self.stores / task.store, self.device))
+        self._shelf = (task.store, task.cell.layer, self._shelf[2])
+        return self._shelf[2]
+
+    def _note_choice(self) -> None:
+        with locked(self._lock):
+            if (choice := choose(read_all(self.known, "images-tuning").values())) is not None:
+                write_choice(self.out, choice)
+
+
+@cache
+def _manifest(store: Path, written: int) -> Manifest | None:
+    manifest = Manifest.read(store)
+    return manifest if manifest.complete else None
+
+
+def _finished(store: Path) -> Manifest | None:
+    try:
+        return _manifest(store, (store / MANIFEST).stat().st_mtime_ns)
+    except (OSError, TokenStoreError, ValueError):
+        return None
+
+
+def _rounded(log: list[Record]) -> list[Record]:
+    """Keep what a figure shows: five digits are more than a line is wide."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: short(entry) for name, entry in value.items()}
+        if isinstance(value, list):
+            return [short(entry) for entry in value]
+        return float(f"{value:.5g}") if isinstance(value, float) else value
+
+    kept = ("epoch", "loss", "validation", "swgg", "swgg_exact")
+    return [{name: short(record[name]) for name in kept if name in record} for record in log]
