@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cswe.ops import SoftSort, swgg
-from cswe.ops.kernels import backend, cpu, cpu_loops, cpu_steps, dense, relaxed_ranks, scan
+from cswe.ops.kernels import backend, cpu, cpu_loops, cpu_steps, cpu_tasks, dense, relaxed_ranks, scan
 from cswe.ops.kernels.problem import Problem
 
 choosing = importlib.import_module("cswe.ops.kernels.choose")  # its function choose hides it
@@ -117,8 +117,8 @@ class TestAgainstTheDefinition:
         upstream = draw(5, 5, 4)
         expected = cpu.targets_gradient(problem, upstream), *cpu.tokens_gradient(problem, upstream)
         values = cpu.value_and_slope(problem, with_slope=True)
-        monkeypatch.setattr(cpu, "BLOCK_ELEMENTS", blocks)
-        monkeypatch.setattr(cpu, "TASK_ELEMENTS", 10)
+        monkeypatch.setattr(cpu_tasks, "BLOCK_ELEMENTS", blocks)
+        monkeypatch.setattr(cpu_tasks, "TASK_ELEMENTS", 10)
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
