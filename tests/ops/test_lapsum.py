@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cswe.ops import LapSum, swgg
+from cswe.ops.kernels import backend
 from cswe.ops.laplace import CHUNK
 from cswe.ops.lapsum import couple, laplace_cdf, thresholds
 
@@ -159,6 +160,7 @@ def test_a_second_derivative_is_refused():
         first.sum().backward()
 
 
+@pytest.mark.parametrize("way", ["scan", "cpu"])
 class TestCost:
     @settings(max_examples=60, deadline=None)
     @given(
@@ -168,13 +170,14 @@ class TestCost:
         weighted=st.booleans(),
         tied=st.booleans(),
     )
-    def test_never_below_the_exact_distance(self, n, m, seed, weighted, tied):
+    def test_never_below_the_exact_distance(self, way, n, m, seed, weighted, tied):
         """The bound that SoftSort can break: 40 cases an example."""
         x, y, slices = draw(seed, 2, n, 2), draw(seed + 1, m, 2), draw(seed + 2, 20, 2)
         if tied:
             x, y = x.round(), y.round()
         p, q = (draw(seed + 3, 2, n).abs() + 0.05, draw(seed + 4, m).abs() + 0.05) if weighted else (None, None)
-        distances = swgg(x, y, slices, LapSum(0.3 + seed % 7), x_weights=p, y_weights=q)
+        with backend(way):
+            distances = swgg(x, y, slices, LapSum(0.3 + seed % 7), x_weights=p, y_weights=q)
         for i in range(2):
             a = np.full(n, 1 / n) if p is None else (p[i] / p[i].sum()).numpy()
             b = np.full(m, 1 / m) if q is None else (q / q.sum()).numpy()
@@ -182,11 +185,12 @@ class TestCost:
             assert float(distances[i].min()) >= exact - 1e-7
 
     @pytest.mark.parametrize(("n", "m"), [(1, 1), (6, 6), (40, 33), (33, 40)])
-    def test_every_gradient_is_that_of_the_written_out_plan(self, n, m):
+    def test_every_gradient_is_that_of_the_written_out_plan(self, way, n, m):
         x, y, slices = draw(0, 2, n, 3), draw(1, m, 3), torch.nn.functional.normalize(draw(2, 2, 3), dim=-1)
         inputs = [t.clone().requires_grad_() for t in (x, y, slices)]
         upstream = draw(3, 2, 2)
-        actual = swgg(*inputs, relaxation=LapSum(0.4))
+        with backend(way):
+            actual = swgg(*inputs, relaxation=LapSum(0.4))
         again = [t.clone().requires_grad_() for t in (x, y, slices)]
         unit = torch.nn.functional.normalize(again[2], dim=-1)
         rows = []
@@ -202,25 +206,28 @@ class TestCost:
         ):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
 
-    def test_masks_blocks_and_small_temperatures(self, monkeypatch):
+    def test_masks_blocks_and_small_temperatures(self, way, monkeypatch):
         x, y, slices = draw(0, 5, 12, 4), draw(1, 9, 4), draw(2, 7, 4)
         mask = torch.arange(12) < torch.tensor([12, 1, 7, 9, 3]).unsqueeze(1)
         room = torch.where(mask.unsqueeze(-1), x, torch.nan)
-        expected = swgg(room, y, slices, LapSum(0.5), x_mask=mask)
-        for i, length in enumerate([12, 1, 7, 9, 3]):
-            alone = swgg(x[i : i + 1, :length], y, slices, LapSum(0.5))
-            torch.testing.assert_close(expected[i : i + 1], alone, rtol=0, atol=1e-9)
-        monkeypatch.setattr("cswe.ops.coupled_cost.BLOCK_ELEMENTS", 300)
-        torch.testing.assert_close(swgg(room, y, slices, LapSum(0.5), x_mask=mask), expected, rtol=0, atol=1e-12)
-        torch.testing.assert_close(swgg(x, y, slices, LapSum(1e-7)), swgg(x, y, slices), rtol=0, atol=1e-5)
+        with backend(way):
+            expected = swgg(room, y, slices, LapSum(0.5), x_mask=mask)
+            for i, length in enumerate([12, 1, 7, 9, 3]):
+                alone = swgg(x[i : i + 1, :length], y, slices, LapSum(0.5))
+                torch.testing.assert_close(expected[i : i + 1], alone, rtol=0, atol=1e-9)
+            monkeypatch.setattr("cswe.ops.coupled_cost.BLOCK_ELEMENTS", 300)
+            again = swgg(room, y, slices, LapSum(0.5), x_mask=mask)
+            torch.testing.assert_close(again, expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(swgg(x, y, slices, LapSum(1e-7)), swgg(x, y, slices), rtol=0, atol=1e-5)
 
-    def test_relative_temperature(self):
+    def test_relative_temperature(self, way):
         x, y, slices = 30 * draw(0, 3, 20, 4), draw(1, 15, 4), torch.nn.functional.normalize(draw(2, 5, 4), dim=-1)
         spread = (x @ slices.T).reshape(-1, 5).std(0, correction=0)
-        relative = swgg(x, y, slices, LapSum(0.2, relative=True))
-        for l in range(5):
-            absolute = swgg(x, y, slices[l : l + 1], LapSum(0.2 * float(spread[l])))
-            torch.testing.assert_close(relative[:, l : l + 1], absolute)
+        with backend(way):
+            relative = swgg(x, y, slices, LapSum(0.2, relative=True))
+            for l in range(5):
+                absolute = swgg(x, y, slices[l : l + 1], LapSum(0.2 * float(spread[l])))
+                torch.testing.assert_close(relative[:, l : l + 1], absolute)
 
 
 def test_temperature_must_be_positive():

@@ -1,15 +1,20 @@
 """The cost of plans made by LapSum: true couplings, so only the cross term is relaxed."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from cswe.ops.fast_sort import sort_rows
+from cswe.ops.kernels.lapsum import is_compiled, lapsum_cross, lapsum_ranks
+from cswe.ops.kernels.lapsum_problem import LapSumProblem
 from cswe.ops.lapsum import LapSum, couple
 from cswe.ops.measure import Measure, centre_of, weighted_mean
 from cswe.ops.sorting import sort_with_padding_last
 
 BLOCK_ELEMENTS = 1 << 21
-"""Numbers that one temporary may hold: samples and slices are taken in blocks of that size."""
+"""Numbers that one temporary may hold in plain torch: samples and slices are taken in blocks of that size."""
 
 
 def coupled_squared_cost(
@@ -17,44 +22,92 @@ def coupled_squared_cost(
 ) -> tuple[Tensor, Tensor]:
     r"""Give the squared D and the size of the terms it is a difference of, both ``(B, L)``.
 
-    Both sides are coupled smoothly with the same M ranks of equal mass: with :math:`\tilde Q` and :math:`\tilde P`
-    these couplings, the plan is :math:`M \tilde Q^⊤ \tilde P`. Its marginals are the given ones for any sizes and
-    weights.
+    Both sides are coupled smoothly with the same ranks of equal mass, as many as the target has (valid) points: with
+    :math:`\tilde Q` and :math:`\tilde P` these couplings and K their number, the plan is :math:`K \tilde Q^⊤ \tilde P`.
+    Its marginals are the given ones for any sizes and weights.
     """
     centre = centre_of(target)
     x, y = source.points.to(directions.dtype) - centre, target.points - centre
-    squares = weighted_mean(x.square().sum(-1), source.mass) + weighted_mean(y.square().sum(-1), target.mass)
+    # Not square().sum(): fresh memory of the size of the tokens costs more than the arithmetic.
+    x_squares, y_squares = (torch.linalg.vector_norm(points, dim=-1).square() for points in (x, y))
+    squares = weighted_mean(x_squares, source.mass) + weighted_mean(y_squares, target.mass)
     projections = (x @ directions.T).transpose(-1, -2)
     mask = None if source.mask is None else source.mask.unsqueeze(-2)
-    scale = relaxation.scale(projections, mask)
-    directions = directions / (scale * relaxation.alpha)
-    batch, count, width = x.shape
-    slices = max(1, min(directions.shape[0], BLOCK_ELEMENTS // (max(count, y.shape[-2]) * width)))
-    samples = max(1, BLOCK_ELEMENTS // (slices * max(count, y.shape[-2]) * width))
+    unit = relaxation.scale(projections, mask) * relaxation.alpha
+    if is_compiled(x.device, is_uniform=not (source.is_weighted or target.is_weighted)):
+        sample = RankedSample(source, *sort_with_padding_last(projections / unit, mask))
+        cross = _compiled_cross(sample, target, centre, directions / unit)
+    else:
+        cross = _plain_cross(source._replace(points=x), target._replace(points=y), directions / unit)
+    return squares.unsqueeze(-1) - 2 * cross, squares.detach().unsqueeze(-1)
+
+
+class RankedSample(NamedTuple):
+    """Samples with their projections over the temperature sorted: points and order ``(B, L, N)``."""
+
+    measure: Measure
+    points: Tensor
+    order: Tensor
+
+
+def _compiled_cross(sample: RankedSample, target: Measure, centre: Tensor, directions: Tensor) -> Tensor:
+    """Give ⟨x, γ y⟩ per sample and slice, ``(B, L)``, of uniform measures."""
+    if target.points.ndim == 2:
+        return _cross_with_one(sample, target, centre, directions)
+
+    def one(index: int) -> Tensor:
+        here = slice(index, index + 1)
+        part = RankedSample(sample.measure.samples(here), sample.points[here], sample.order[here])
+        return _cross_with_one(part, target.sample(index), centre, directions)
+
+    # One reference per sample: P U of all of them would be the B×L×M×d that we avoid: recomputed in backward.
+    batch = target.points.shape[0]
+    return torch.cat([checkpoint(one, i, use_reentrant=False, preserve_rng_state=False) for i in range(batch)])
+
+
+def _cross_with_one(sample: RankedSample, reference: Measure, centre: Tensor, directions: Tensor) -> Tensor:
+    y = reference.only_valid().points - centre
+    return lapsum_cross(
+        LapSumProblem(
+            points=sample.points,
+            order=sample.order,
+            tokens=sample.measure.points,
+            targets=lapsum_ranks(*sort_rows(directions @ y.T), y),
+            centre=centre,
+            lengths=None if sample.measure.mask is None else sample.measure.mask.sum(-1),
+        )
+    )
+
+
+def _plain_cross(source: Measure, target: Measure, directions: Tensor) -> Tensor:
+    """Give ⟨x, γ y⟩ per sample and slice, ``(B, L)``, of any measures, in plain torch on any device."""
+    batch, count, width = source.points.shape
+    ranks = target.points.shape[-2]
+    slices = max(1, min(directions.shape[0], BLOCK_ELEMENTS // (max(count, ranks) * width)))
+    samples = max(1, BLOCK_ELEMENTS // (slices * max(count, ranks) * width))
     rows = []
     for start in range(0, batch, samples):
         here = slice(start, start + samples)
-        against = y if y.ndim == 2 else y[here]
-        masses = _part(source.mass, here), (target.mass if y.ndim == 2 else _part(target.mass, here))
+        x, y = source.samples(here), (target if target.points.ndim == 2 else target.samples(here))
         rows.append(
             torch.cat(
                 [
                     # Recomputed in backward: kept, the rows carried there would be the B×L×N×d that we avoid.
-                    checkpoint(_cross, x[here], against, part, *masses, use_reentrant=False, preserve_rng_state=False)
+                    checkpoint(_cross, x, y, part, use_reentrant=False, preserve_rng_state=False)
                     for part in directions.split(slices)
                 ],
                 dim=-1,
             )
         )
-    return squares.unsqueeze(-1) - 2 * torch.cat(rows), squares.detach().unsqueeze(-1)
+    return torch.cat(rows)
 
 
-def _cross(x: Tensor, y: Tensor, directions: Tensor, x_mass: Tensor | None, y_mass: Tensor | None) -> Tensor:
-    """Give ⟨x, γ y⟩ per sample and slice, ``(B, L)``."""
-    ranks = y.shape[-2]
-    levels = torch.arange(1, ranks + 1, device=x.device, dtype=torch.float64) / ranks
-    x_ranked, y_ranked = (_ranked(points, directions, mass, levels) for points, mass in ((x, x_mass), (y, y_mass)))
-    return (ranks * (x_ranked * y_ranked).sum((-1, -2))).to(x.dtype)
+def _cross(x: Measure, y: Measure, directions: Tensor) -> Tensor:
+    ranks = torch.arange(1, y.points.shape[-2] + 1, device=y.points.device, dtype=torch.float64)
+    number = ranks[-1:] if y.mask is None else y.mask.sum(-1, keepdim=True)
+    levels = (torch.minimum(ranks, number) / number).unsqueeze(-2)
+    x_ranked, y_ranked = (_ranked(measure.points, directions, measure.mass, levels) for measure in (x, y))
+    return (number * (x_ranked * y_ranked).sum((-1, -2))).to(x.points.dtype)
 
 
 def _ranked(points: Tensor, directions: Tensor, mass: Tensor | None, levels: Tensor) -> Tensor:
@@ -67,7 +120,3 @@ def _ranked(points: Tensor, directions: Tensor, mass: Tensor | None, levels: Ten
     rows = points.unsqueeze(-3).expand(*order.shape, points.shape[-1])
     ranked = rows.gather(-2, order.unsqueeze(-1).expand(rows.shape)).double()
     return couple(projections.double(), ranked, masses, levels.expand(*order.shape[:-1], -1))
-
-
-def _part(tensor: Tensor | None, here: slice) -> Tensor | None:
-    return None if tensor is None else tensor[here]
