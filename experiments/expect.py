@@ -1,6 +1,9 @@
 """How long a cell should take alone on an H200: to decide whether it can still be begun, and nothing else."""
 
-from cswe.tokens import Manifest
+from dataclasses import dataclass
+from pathlib import Path
+
+from cswe.tokens import Manifest, TokenStore
 from cswe.training.recipe import Recipe
 
 _STEP = 0.006  # what a step costs at least: the host prepares it
@@ -9,21 +12,45 @@ _SORT = 0.2 / 1e9  # sorting and what comes after it, for each of B·N·L number
 _START = 5.0  # tokens to the device, last scores
 
 
-def expected_seconds(recipe: Recipe, layer: int, manifest: Manifest) -> float:
+@dataclass(frozen=True)
+class Sizes:
+    """How much there is in a store."""
+
+    train: int
+    validation: int
+    length: float
+    classes: int
+    dims: dict[int, int]
+
+    @classmethod
+    def of(cls, path: Path) -> "Sizes | None":
+        """Measure a store; None if it is not finished."""
+        manifest = Manifest.read(path)
+        if not manifest.complete:
+            return None
+        store = TokenStore(path, min(manifest.spec.layers))
+        return cls(
+            len(store.split("train")),
+            len(store.split("validation")),
+            float(store.lengths.mean()),
+            len(store.label_names),
+            dict(manifest.spec.layers),
+        )
+
+
+def expected_seconds(recipe: Recipe, layer: int, sizes: Sizes) -> float:
     """Estimate the seconds of a run from the number of its steps and the size of each."""
     pooling, choice = recipe.pooling, recipe.optimization
-    counts = manifest.counts
-    items = counts.get("train", manifest.items)
+    items = sizes.train
     if choice.labels_per_class is not None:
-        items = min(items, choice.labels_per_class * max(1, len(manifest.spec.labels.names)))
-    length = manifest.tokens / max(1, manifest.items)
-    sets = min(choice.batch_size, items)
-    numbers = sets * length * recipe.regularization.keep_tokens * pooling.slices
+        items = min(items, choice.labels_per_class * max(1, sizes.classes))
+    kept = recipe.regularization.keep_tokens
+    numbers = min(choice.batch_size, items) * sizes.length * kept * pooling.slices
     step = _STEP
     if pooling.pool in ("swe", "cswe", "moments"):
         step += _SORT * numbers * (1 + pooling.weightings)
     if pooling.pool == "cswe":
-        step += _BOUND * numbers * manifest.spec.layers[layer]
+        step += _BOUND * numbers * sizes.dims[layer]
     steps = choice.epochs * (1 + items // choice.batch_size)
-    scoring = choice.epochs * (0.05 + 10e-6 * counts.get("validation", 0))
+    scoring = choice.epochs * (0.05 + 10e-6 * sizes.validation)
     return _START + steps * step + scoring

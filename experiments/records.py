@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ RESULTS = Path(__file__).parent / "results"
 def read_study(folder: Path, study: str) -> dict[str, Result]:
     """Return the results of a study by the names of their cells; empty if there is no file."""
     file = folder / f"{study}.json"
+    if not file.exists():
+        return {}
+    found = file.stat()
+    return dict(_parsed(file, found.st_mtime_ns, found.st_size, found.st_ino))
+
+
+@lru_cache(maxsize=64)
+def _parsed(file: Path, *version: int) -> dict[str, Result]:
+    """Read a file once for each version of it: workers look at all of them before every cell."""
     return {result.cell.name: result for result in (Result.from_json(line, file) for line in _read(file, "cells"))}
 
 

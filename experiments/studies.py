@@ -89,27 +89,27 @@ def _table1(_: Chosen) -> list[Entry]:
     bounded = replace(plan, pools=("cswe",))
     long = Plan(("mean:epochs=80", "swe:epochs=80", "cswe:epochs=80"), (128,), 1, layers=(12,), recipe="images")
     return [
-        *_seeds(plan, (2, 4, 4), "images"),
-        *_seeds(bounded, (2, 7, 7), "images"),
+        *_seeds(plan, (2, 5, 5), "images"),
+        *_seeds(bounded, (4, 9, 9), "images"),
         Entry(long, 8, "images"),
     ]
 
 
 def _slices(_: Chosen) -> list[Entry]:
     plan = Plan(("swe", "cswe"), (4, 8, 16, 32, 64), layers=(12,), recipe="images", choices=THIRTY)
-    return _seeds(plan, (5, 9, 9), "images")
+    return _seeds(plan, (6, 9, 9), "images")
 
 
 def _map(_: Chosen) -> list[Entry]:
     choices = (*THIRTY, "readout=map-points")
     plan = Plan(("swe", "cswe"), (128,), layers=LAYERS, recipe="images", choices=choices)
-    return _seeds(plan, (6, 10, 10), "images")
+    return _seeds(plan, (7, 10, 10), "images")
 
 
 def _temperature(_: Chosen) -> list[Entry]:
     # A bound just below the unconstrained level, and a sort soft enough that its slope is more than noise.
     pools = ("cswe:bound=26,temperature=1", "cswe:bound=26,temperature=10")
-    return _seeds(Plan(pools, (32,), layers=(12,), recipe="images", choices=THIRTY), (6, 11, 11), "images")
+    return _seeds(Plan(pools, (32,), layers=(12,), recipe="images", choices=THIRTY), (7, 11, 11), "images")
 
 
 def _rival(key: str, layers: tuple[int, ...], choices: tuple[str, ...], text: str | None = None) -> Plan:
@@ -147,7 +147,7 @@ def _few(chosen: Chosen) -> list[Entry]:
         for key in reversed(IMAGE_RIVALS):
             text = with_choices(POOLS[key].text, f"labels_per_class={count}")
             plan = _rival(key, (12,), (*chosen[key], "epochs=40", f"batch_size={size}"), text)
-            entries += _seeds(plan, (7, 9, 9), "images")
+            entries += _seeds(plan, (6, 8, 8), "images")
     return entries
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from cswe.tokens import Manifest, TokenStoreError
+from cswe.tokens import TokenStoreError
 from cswe.tokens.manifest import MANIFEST
 from cswe.training.cells import Result
 from cswe.training.compare import Shelf, line_of, run_cell
 from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, Record, read_lines
-from experiments.expect import expected_seconds
+from experiments.expect import Sizes, expected_seconds
 from experiments.records import add_result, read_all
 from experiments.studies import STUDIES, Study, Task
 from experiments.tuning import choose, read_choice, write_choice
@@ -138,11 +138,11 @@ class Worker:
         missing, waiting = self._tasks()
         short = False
         for task in sorted(missing, key=self._priority):
-            manifest = self._manifest(task.store)
-            if manifest is None:
+            sizes = _sizes(self.stores / task.store)
+            if sizes is None:
                 waiting = True
                 continue
-            expected = expected_seconds(task.cell.recipe, task.cell.layer, manifest)
+            expected = expected_seconds(task.cell.recipe, task.cell.layer, sizes)
             if time.monotonic() + expected * self._slowdown > self.until:
                 short = True
                 continue
@@ -167,10 +167,6 @@ class Worker:
             not here,
             (task.cell.layer // 3 - self.number) % 3,
         )
-
-    def _manifest(self, store: str) -> Manifest | None:
-        """Return the manifest of a finished store."""
-        return _finished(self.stores / store) if (self.stores / store).exists() else None
 
     def _do(self, task: Task, expected: float) -> int:
         run = self.work / "runs" / task.study.name / task.cell.name
@@ -231,14 +227,14 @@ class Worker:
 
 
 @cache
-def _manifest(store: Path, written: int) -> Manifest | None:
-    manifest = Manifest.read(store)
-    return manifest if manifest.complete else None
+def _measured(store: Path, version: int) -> Sizes | None:
+    return Sizes.of(store)
 
 
-def _finished(store: Path) -> Manifest | None:
+def _sizes(store: Path) -> Sizes | None:
+    """Measure a store, once for each version of its manifest; None if it is not there or not finished."""
     try:
-        return _manifest(store, (store / MANIFEST).stat().st_mtime_ns)
+        return _measured(store, (store / MANIFEST).stat().st_mtime_ns)
     except (OSError, TokenStoreError, ValueError):
         return None
 

@@ -1,0 +1,122 @@
+"""Draw accuracy against the number of slices, and the evolution of the bound: ``python -m experiments.figures``."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cswe.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, ROSE, TEAL, figure, save
+from cswe.training.cells import Result
+from cswe.training.table import Row
+from experiments.lookup import Results
+from experiments.records import RESULTS, read_study
+from experiments.studies import POINT_RIVALS, RAW_CSWE
+from experiments.tables import FIGURES
+
+Line = tuple[str, str, str]  # pool, label, colour
+_PAPER: tuple[Line, ...] = (("swe", "SWE", AMBER), ("cswe", "C-SWE", BLUE))
+_LEVELS: tuple[Line, ...] = (("mean", "mean", GREY), ("cls", "CLS", TEAL), ("attention:queries=1", "attention", GREEN))
+_OURS: tuple[Line, ...] = (
+    (POINT_RIVALS[0], "attentive statistics", PURPLE),
+    (POINT_RIVALS[1], "L-moments, K = 8", ROSE),
+    (POINT_RIVALS[2], "weighted L-moments", TEAL),
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Draw all figures that there are results for."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.figures", description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=FIGURES, help="folder for the figures")
+    chosen = parser.parse_args(arguments)
+    results = Results(chosen.results)
+    drawn = {
+        "images-slices": _against_slices(
+            results, [("images-slices", 12), ("images-table1", 12)], _PAPER, [("top1", "top-1"), ("top5", "top-5")]
+        ),
+        "proteins-slices": _against_slices(results, [("proteins-table", 6)], _PAPER, [("top1", "accuracy")]),
+        "points-slices": _against_slices(
+            results, [("points-table", 5)], (*_PAPER, *_OURS), [("top1", "accuracy"), ("balanced", "balanced accuracy")]
+        ),
+        "raw-slices": _against_slices(
+            results,
+            [("points-table", 0)],
+            (_PAPER[0], (RAW_CSWE, "C-SWE", BLUE), *_OURS),
+            [("top1", "accuracy"), ("balanced", "balanced accuracy")],
+        ),
+        "proteins-evolution": _evolution(list(read_study(chosen.results, "proteins-evolution").values())),
+    }
+    for name, plot in drawn.items():
+        if plot is None:
+            print(f"{name}: no results yet")
+            continue
+        print(", ".join(map(str, save(plot, chosen.out, name))))
+
+
+def _against_slices(
+    results: Results, sources: list[tuple[str, int]], lines: tuple[Line, ...], metrics: list[tuple[str, str]]
+) -> Any:
+    """Draw test scores over the number of slices, one panel a metric; poolings without slices are level lines."""
+    rows = [row for study, layer in sources for row in results.of(study).at(layer)]
+    if not rows:
+        return None
+    plot, axes = figure(4.6 * len(metrics), 3.4, len(metrics))
+    for axis, (metric, title) in zip([axes] if len(metrics) == 1 else axes, metrics, strict=True):
+        for pool, label, colour in lines:
+            own = sorted((row for row in rows if row.pool == pool), key=lambda row: row.slices or 0)
+            if own:
+                means = [row.mean("test", metric) for row in own]
+                spread = [0.0 if math.isnan(mean.std) else 100 * mean.std for mean in means]
+                axis.errorbar(
+                    [row.slices for row in own], [100 * mean.mean for mean in means], spread,
+                    label=label, color=colour, marker="o", ms=3.5, lw=1.5, capsize=2,
+                )  # fmt: skip
+        for pool, label, colour in _LEVELS:
+            _level(axis, [row for row in rows if row.pool == pool], metric, label, colour)
+        known = sorted({row.slices for row in rows if row.slices is not None})
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(known, [str(number) for number in known])
+        axis.minorticks_off()
+        axis.set_xlabel("slices L")
+        axis.set_ylabel(f"test {title}, %")
+        axis.legend(frameon=False, fontsize=8)
+    return plot
+
+
+def _level(axis: Any, rows: list[Row], metric: str, label: str, colour: str) -> None:
+    if rows:
+        axis.axhline(100 * rows[0].mean("test", metric).mean, color=colour, lw=1.2, ls="--", label=label)
+
+
+def _evolution(found: list[Result]) -> Any:
+    """Draw SWGG, slack and dual variable of every slice over the epochs."""
+    whole = sorted((result for result in found if result.error is None), key=lambda result: result.cell.pool)
+    if not whole:
+        return None
+    plot, axes = figure(13, 3.4, 3)
+    for result, colour in zip(whole, (AMBER, BLUE, GREEN), strict=False):
+        bound = result.cell.pool.partition("bound=")[2]
+        log = result.facts["log"]
+        epochs = [record["epoch"] for record in log]
+        series = {
+            "exact SWGG on validation": [record.get("swgg_exact") for record in log],
+            "slack s": [record.get("swgg", {}).get("slack") for record in log],
+            "dual variable λ": [record.get("swgg", {}).get("dual") for record in log],
+        }
+        for axis, (title, values) in zip(axes, series.items(), strict=True):
+            axis.set_title(title)
+            axis.set_xlabel("epoch")
+            if all(values):
+                table = np.asarray(values, dtype=np.float64)
+                axis.plot(epochs, table, color=colour, lw=0.5, alpha=0.4)
+                axis.plot(epochs, table.mean(1), color=colour, lw=2, label=f"ε = {bound}" if bound else "no bound")
+        if bound:
+            axes[0].axhline(float(bound), color=colour, lw=1, ls="--")
+    axes[0].legend(frameon=False, fontsize=8)
+    return plot
+
+
+if __name__ == "__main__":
+    main()

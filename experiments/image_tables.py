@@ -1,0 +1,210 @@
+"""The tables on images."""
+
+from cswe.training.checkpoint import read_json
+from cswe.training.table import Row, grid
+from experiments.lookup import (
+    NOTHING,
+    Results,
+    count_text,
+    gain_text,
+    mean_text,
+    memory_text,
+    only_seed,
+    seconds_text,
+    size_text,
+)
+from experiments.paper import TABLE1, TABLE1_SPLITS, image_resources
+from experiments.pools import IMAGE_RIVALS, POOLS, with_choices
+from experiments.records import read_extractions
+from experiments.studies import FEW, LAYERS
+from experiments.tuning import CHOICE
+
+
+def table1(results: Results) -> str:
+    """Table 1 of the paper, its numbers beside ours."""
+    head = ["Layer", "Pooling", "Size", "Seeds"]
+    head += [word for split in TABLE1_SPLITS for word in (split.capitalize(), "paper")] + ["Time", "Memory"]
+    lines = []
+    for layer in LAYERS:
+        for key in ("gap", "cls", "swe", "cswe"):
+            pool = POOLS[key].text
+            row = results.row("images-table1", pool, layer)
+            paper = TABLE1.get((pool, layer))
+            cells = [str(layer), POOLS[key].label, size_text(row), count_text(row)]
+            for number, split in enumerate(TABLE1_SPLITS):
+                cells += [mean_text(row, split), NOTHING if paper is None else str(paper[number])]
+            lines.append([*cells, seconds_text(row), memory_text(row)])
+    return grid(head, lines)
+
+
+def epochs_check(results: Results) -> str:
+    """Thirty epochs against the paper's eighty, the same seed."""
+    head = ["Pooling", "Epochs", "Train", "Validation", "Test", "Test, 80 − 30"]
+    lines = []
+    for key in ("gap", "swe", "cswe"):
+        pool = POOLS[key].text
+        short = only_seed(results.row("images-table1", pool, 12), 0)
+        long = results.row("images-table1", with_choices(pool, "epochs=80"), 12)
+        for row, epochs in ((short, "30"), (long, "80")):
+            scores = [mean_text(row, split) for split in TABLE1_SPLITS]
+            lines.append([POOLS[key].label, epochs, *scores, gain_text(long, short) if epochs == "80" else ""])
+    return grid(head, lines)
+
+
+def slices_table(results: Results) -> str:
+    """Accuracy against the number of slices at layer 12."""
+    head = ["L", "Pooling", "Size", "Seeds", "Top-1", "Top-5", "C-SWE − SWE", "Time", "paper", "Memory", "paper"]
+    lines = []
+    for slices in (4, 8, 16, 32, 64, 128):
+        study = "images-table1" if slices == 128 else "images-slices"
+        plain, bounded = (results.row(study, pool, 12, slices) for pool in ("swe", "cswe"))
+        for label, row in (("SWE", plain), ("C-SWE", bounded)):
+            told = image_resources(slices) or (NOTHING, NOTHING)
+            difference = gain_text(bounded, plain) if label == "C-SWE" else ""
+            scores = [mean_text(row), mean_text(row, metric="top5")]
+            own = [seconds_text(row), told[0], memory_text(row), told[1]]
+            lines.append([str(slices), label, size_text(row), count_text(row), *scores, difference, *own])
+    return grid(head, lines)
+
+
+def map_table(results: Results) -> str:
+    """Give the learned map M → 1: as many numbers as slices."""
+    head = ["Layer", "Pooling", "Size", "Seeds", "Train", "Validation", "Test", "C-SWE − SWE", "against GAP"]
+    lines = []
+    for layer in LAYERS:
+        gap = results.row("images-table1", "mean", layer)
+        plain, bounded = (results.row("images-map", pool, layer) for pool in ("swe", "cswe"))
+        for label, row in (("mean (GAP)", gap), ("SWE, M → 1", plain), ("C-SWE, M → 1", bounded)):
+            scores = [mean_text(row, split) for split in TABLE1_SPLITS]
+            twins = gain_text(bounded, plain) if row is bounded else ""
+            against = "" if row is gap else gain_text(row, gap)
+            lines.append([str(layer), label, size_text(row), count_text(row), *scores, twins, against])
+    return grid(head, lines)
+
+
+def temperature_table(results: Results) -> str:
+    """Compare the paper's temperature with softer ones."""
+    head = ["ε", "τ", "Seeds", "Train", "Test", "against SWE"]
+    plain = results.row("images-slices", "swe", 12, 32)
+    lines = [["no bound", "", count_text(plain), mean_text(plain, "train"), mean_text(plain), ""]]
+    for bound, temperature, study, pool in (
+        ("21 (paper)", "0.01 (paper)", "images-slices", "cswe"),
+        ("26", "1", "images-temperature", "cswe:bound=26,temperature=1"),
+        ("26", "10", "images-temperature", "cswe:bound=26,temperature=10"),
+    ):
+        row = results.row(study, pool, 12, 32)
+        scores = [mean_text(row, "train"), mean_text(row)]
+        lines.append([bound, temperature, count_text(row), *scores, gain_text(row, plain)])
+    return grid(head, lines)
+
+
+def tuned_table(results: Results) -> str:
+    """All poolings under the same regularisation and the same search."""
+    head = ["Pooling", "Size", "Seeds", *(f"Layer {layer}" for layer in LAYERS), "Time", "Memory"]
+    lines = []
+    for key in IMAGE_RIVALS:
+        rows = [results.row("images-tuned", POOLS[key].text, layer, POOLS[key].slices) for layer in LAYERS]
+        last = rows[-1]
+        cells = [POOLS[key].label, size_text(last), count_text(last), *map(mean_text, rows)]
+        lines.append([*cells, seconds_text(last), memory_text(last)])
+    best = [max(TABLE1[pool, layer][2].mean for pool in ("mean", "swe", "cswe")) for layer in LAYERS]
+    lines.append(["paper, best of its three", "", "3", *(f"{score:.2f}" for score in best), "", ""])
+    return grid(head, lines)
+
+
+def _against(
+    results: Results, study: str, keys: tuple[str, ...], rivals: tuple[str, ...], layers: tuple[int, ...]
+) -> str:
+    head = ["Pooling", *(f"Layer {layer}: − {POOLS[rival].label}" for layer in layers for rival in rivals)]
+    lines = []
+    for key in keys:
+        cells = [POOLS[key].label]
+        for layer in layers:
+            row = results.row(study, POOLS[key].text, layer, POOLS[key].slices)
+            for rival in rivals:
+                other = results.row(study, POOLS[rival].text, layer, POOLS[rival].slices)
+                cells.append("" if rival == key else gain_text(row, other))
+        lines.append(cells)
+    return grid(head, lines)
+
+
+def tuned_differences(results: Results) -> str:
+    """Differences to attention pooling and to attentive statistics."""
+    return _against(results, "images-tuned", IMAGE_RIVALS, ("attention-5", "statistics"), LAYERS)
+
+
+def nearest_table(results: Results) -> str:
+    """Judge vectors by themselves, by the class of the nearest training image."""
+    head = [
+        "Pooling",
+        "Seeds",
+        *(f"Layer {layer}" for layer in LAYERS),
+        "Layer 12: − attention",
+        "− attentive statistics",
+    ]
+    lines = []
+    for key in IMAGE_RIVALS:
+        rows = [results.row("images-tuned", POOLS[key].text, layer, POOLS[key].slices) for layer in LAYERS]
+        cells = [POOLS[key].label, count_text(rows[-1]), *(mean_text(row, metric="nearest") for row in rows)]
+        for rival in ("attention-5", "statistics"):
+            other = results.row("images-tuned", POOLS[rival].text, 12, POOLS[rival].slices)
+            cells.append("" if rival == key else gain_text(rows[-1], other, metric="nearest"))
+        lines.append(cells)
+    return grid(head, lines)
+
+
+def few_table(results: Results) -> str:
+    """One, five and twenty labels a class."""
+    head = ["Pooling", "Seeds", *(f"{count} a class" for count in FEW)]
+    head += [f"{count}: − {name}" for count in FEW for name in ("attention", "statistics")]
+    lines = []
+    for key in IMAGE_RIVALS:
+        rows = {count: _few_row(results, key, count) for count in FEW}
+        cells = [POOLS[key].label, count_text(rows[1]), *map(mean_text, rows.values())]
+        for count, row in rows.items():
+            for rival in ("attention-5", "statistics"):
+                cells.append("" if rival == key else gain_text(row, _few_row(results, rival, count)))
+        lines.append(cells)
+    return grid(head, lines)
+
+
+def _few_row(results: Results, key: str, count: int) -> Row | None:
+    text = with_choices(POOLS[key].text, f"labels_per_class={count}")
+    return results.row("images-few", text, 12, POOLS[key].slices)
+
+
+def tuning_table(results: Results) -> str:
+    """Say what the search chose for every pooling."""
+    file = results.folder / CHOICE
+    chosen = read_json(file)["chosen"] if file.exists() else {}
+    head = ["Pooling", "Weight decay", "Dropout", "Rate", "Validation", "Points tried", "Worst of them"]
+    lines = []
+    for key in IMAGE_RIVALS:
+        entry = chosen.get(key)
+        if entry is None:
+            lines.append([POOLS[key].label, *[NOTHING] * 6])
+            continue
+        values = [choice.partition("=")[2] for choice in entry["choices"]]
+        tried = entry["tried"].values()
+        scores = [f"{100 * entry['validation']:.2f}", str(len(tried)), f"{100 * min(tried):.2f}"]
+        lines.append([POOLS[key].label, *values, *scores])
+    return grid(head, lines)
+
+
+def clock_table(results: Results) -> str:
+    """Hold the paper's own recipe at L = 64, with extraction, against the clock."""
+    row = results.row("images-clock", "cswe", 12)
+    store = next((entry for entry in read_extractions(results.folder) if entry["store"] == "images"), None)
+    wall = row.whole[0].facts["wall"] if row is not None else None
+    times = [None if store is None else store["seconds"], wall]
+    told = [f"{value:.0f} s" if value is not None else NOTHING for value in times]
+    known = [value for value in times if value is not None]
+    total = f"{sum(known):.0f} s" if len(known) == 2 else NOTHING
+    extracted = NOTHING if store is None else f"{store['memory']['bytes'] / 1e9:.1f} GB"
+    lines = [
+        ["extraction, layers 6, 9 and 12", told[0], extracted, "", ""],
+        ["C-SWE, L = 64, 80 epochs, all scores", told[1], memory_text(row), "6–12 h", "≈ 80 GB"],
+        ["together", total, "", "", ""],
+        ["test accuracy", mean_text(row), "", "", ""],
+    ]
+    return grid(["", "ours", "memory", "paper's time", "paper's memory"], lines)

@@ -1,0 +1,90 @@
+"""Results as tables look them up and print them."""
+
+import math
+from pathlib import Path
+
+from cswe.training.table import Mean, Row, Table
+from experiments.records import read_study
+
+NOTHING = "–"
+
+
+class Results:
+    """The results of all studies, as tables look them up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._studies: dict[str, Table] = {}
+
+    def of(self, study: str) -> Table:
+        """Return the table of a study, failed runs left out."""
+        if study not in self._studies:
+            results = sorted(read_study(self.folder, study).values(), key=lambda result: result.cell.seed)
+            self._studies[study] = Table.of([result for result in results if result.error is None])
+        return self._studies[study]
+
+    def row(self, study: str, pool: str, layer: int, slices: int | None = None) -> Row | None:
+        """Return the seeds of a pool; without a number of slices, of the only one that there is."""
+        rows = [row for row in self.of(study).at(layer) if row.pool == pool]
+        return next((row for row in rows if slices is None or row.slices in (None, slices)), None)
+
+
+def mean_text(row: Row | None, split: str = "test", metric: str = "top1") -> str:
+    """Print mean and deviation over seeds in percent."""
+    return NOTHING if row is None or not _has(row, split, metric) else row.mean(split, metric).text()
+
+
+def _has(row: Row, split: str, metric: str) -> bool:
+    return any(metric in result.scores.get(split, {}) for result in row.whole)
+
+
+def gain(row: Row | None, rival: Row | None, split: str = "test", metric: str = "top1") -> Mean:
+    """Average the differences between two rows, seed by seed."""
+    if row is None or rival is None or not (_has(row, split, metric) and _has(rival, split, metric)):
+        return Mean.of([])
+    mine, theirs = row.by_seed(split, metric), rival.by_seed(split, metric)
+    return Mean.of([mine[seed] - theirs[seed] for seed in mine if seed in theirs])
+
+
+def gain_text(row: Row | None, rival: Row | None, split: str = "test", metric: str = "top1") -> str:
+    """Print a difference with its standard error, bold if it is more than twice that."""
+    difference = gain(row, rival, split, metric)
+    if not difference.count:
+        return NOTHING
+    text = f"{100 * difference.mean:+.2f}"
+    if math.isnan(difference.error):
+        return f"{text} (one seed)"
+    text += f" ± {100 * difference.error:.2f}"
+    return f"**{text}**" if abs(difference.mean) > 2 * difference.error else text
+
+
+def count_text(row: Row | None) -> str:
+    """Print the number of seeds."""
+    return NOTHING if row is None else str(len(row.whole))
+
+
+def size_text(row: Row | None) -> str:
+    """Print the length of the vector."""
+    return NOTHING if row is None or row.size is None else str(row.size)
+
+
+def seconds_text(row: Row | None) -> str:
+    """Print the mean time of a run."""
+    if row is None:
+        return NOTHING
+    return f"{sum(result.facts['seconds'] for result in row.whole) / len(row.whole):.0f} s"
+
+
+def memory_text(row: Row | None) -> str:
+    """Print the most memory of any run."""
+    if row is None:
+        return NOTHING
+    return f"{max(result.facts['memory']['bytes'] for result in row.whole) / 1e9:.1f} GB"
+
+
+def only_seed(row: Row | None, seed: int) -> Row | None:
+    """Keep one seed of a row."""
+    if row is None:
+        return None
+    kept = tuple(result for result in row.results if result.cell.seed == seed)
+    return Row(row.pool, row.layer, row.slices, kept) if kept else None

@@ -1,0 +1,115 @@
+"""The tables on proteins and on points."""
+
+from cswe.training.table import grid
+from experiments.lookup import (
+    Results,
+    count_text,
+    gain_text,
+    mean_text,
+    memory_text,
+    only_seed,
+    seconds_text,
+    size_text,
+)
+from experiments.paper import PROTEINS_RESOURCES, TABLE1_SPLITS
+from experiments.pools import POOLS, PROTEIN_RIVALS, with_choices
+from experiments.studies import POINT_RIVALS, POINT_SLICES, RAW_CSWE
+
+
+def proteins_table(results: Results) -> str:
+    """Give the paper's form on proteins."""
+    head = [
+        "L",
+        "Pooling",
+        "Size",
+        "Seeds",
+        "Train",
+        "Validation",
+        "Test",
+        "C-SWE − SWE",
+        "Time",
+        "Memory",
+        "paper's run",
+    ]
+    paper = ", ".join(PROTEINS_RESOURCES)
+    lines = []
+    for key in ("cls", "gap"):
+        row = results.row("proteins-table", POOLS[key].text, 6)
+        scores = [mean_text(row, split) for split in TABLE1_SPLITS]
+        label = "mean" if key == "gap" else "CLS"
+        lines.append(
+            ["", label, size_text(row), count_text(row), *scores, "", seconds_text(row), memory_text(row), paper]
+        )
+    for slices in (1, 4, 16, 64):
+        plain, bounded = (results.row("proteins-table", pool, 6, slices) for pool in ("swe", "cswe"))
+        for label, row in (("SWE", plain), ("C-SWE", bounded)):
+            scores = [mean_text(row, split) for split in TABLE1_SPLITS]
+            difference = gain_text(bounded, plain) if label == "C-SWE" else ""
+            own = [seconds_text(row), memory_text(row), paper]
+            lines.append([str(slices), label, size_text(row), count_text(row), *scores, difference, *own])
+    return grid(head, lines)
+
+
+def proteins_literal(results: Results) -> str:
+    """Take the paper's batches and epochs to the letter, one seed."""
+    head = ["Pooling", "Batch, epochs", "Train", "Validation", "Test", "Time"]
+    lines = []
+    for key in ("swe", "cswe"):
+        pool = POOLS[key].text
+        ours = only_seed(results.row("proteins-table", pool, 6, 16), 0)
+        literal = results.row("proteins-table", with_choices(pool, "epochs=50"), 6, 16)
+        for row, how in ((ours, "256, 20"), (literal, "32, 50 (paper)")):
+            lines.append(
+                [POOLS[key].label, how, *(mean_text(row, split) for split in TABLE1_SPLITS), seconds_text(row)]
+            )
+    return grid(head, lines)
+
+
+def proteins_tuned(results: Results) -> str:
+    """All poolings under the same regularisation on proteins."""
+    rivals = ("attention-3", "statistics-4")
+    head = ["Pooling", "Size", "Seeds", "Test", *(f"− {POOLS[rival].label}" for rival in rivals), "Time", "Memory"]
+    lines = []
+    for key in PROTEIN_RIVALS:
+        row = results.row("proteins-tuned", POOLS[key].text, 6, POOLS[key].slices)
+        cells = ["mean" if key == "gap" else POOLS[key].label, size_text(row), count_text(row), mean_text(row)]
+        for rival in rivals:
+            other = results.row("proteins-tuned", POOLS[rival].text, 6, POOLS[rival].slices)
+            cells.append("" if rival == key else gain_text(row, other))
+        lines.append([*cells, seconds_text(row), memory_text(row)])
+    return grid(head, lines)
+
+
+def _points(results: Results, layer: int, bounded: str) -> str:
+    named = {
+        "mean": "mean (GAP)",
+        "attention:queries=1": "attention, 1 query",
+        POINT_RIVALS[0]: "attentive statistics, 2 weightings",
+        "swe": "SWE",
+        bounded: "C-SWE",
+        POINT_RIVALS[1]: "L-moments, K = 8",
+        POINT_RIVALS[2]: "weighted L-moments, 2 weightings, K = 2",
+    }
+    head = ["Pooling", "L", "Size", "Seeds", "Accuracy", "Balanced", "Balanced − attention", "− statistics", "Time"]
+    attention = results.row("points-table", "attention:queries=1", layer)
+    lines = []
+    for pool, label in named.items():
+        for slices in POINT_SLICES if pool not in ("mean", "attention:queries=1") else (None,):
+            row = results.row("points-table", pool, layer, slices)
+            statistics = results.row("points-table", POINT_RIVALS[0], layer, slices or 64)
+            cells = [label, "" if slices is None else str(slices), size_text(row), count_text(row)]
+            cells += [mean_text(row), mean_text(row, metric="balanced")]
+            cells.append("" if row is attention else gain_text(row, attention, metric="balanced"))
+            cells.append("" if pool == POINT_RIVALS[0] else gain_text(row, statistics, metric="balanced"))
+            lines.append([*cells, seconds_text(row)])
+    return grid(head, lines)
+
+
+def points_table(results: Results) -> str:
+    """Tokens of the Point Cloud Transformer."""
+    return _points(results, 5, "cswe")
+
+
+def raw_table(results: Results) -> str:
+    """Pool the points themselves."""
+    return _points(results, 0, RAW_CSWE)

@@ -1,0 +1,251 @@
+"""The harness of the experiments: every cell once, by priority, whatever is known, breaks down or runs out of time."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from cswe.tokens import Item, TokenStore
+from cswe.training.cells import Plan
+from experiments import worker as worker_module
+from experiments.expect import Sizes, expected_seconds
+from experiments.extract import STORES
+from experiments.extract import main as extract
+from experiments.pools import IMAGE_RIVALS, POOLS
+from experiments.records import add_extraction, read_extractions, read_study
+from experiments.run import main
+from experiments.studies import STUDIES, Entry, Study
+from experiments.tuning import GRID, choose, read_choice, write_choice
+from experiments.worker import Worker
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ("epochs=1", "batch_size=16", "points=6")
+
+
+def study(name="small", pools=("mean", "swe"), wave=0, store="sets", **options):
+    plan = Plan(pools, (2,), 2, layers=(6,), choices=TINY)
+    return Study(name, "proteins", lambda chosen: [Entry(plan, wave, store)], **options)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Token sets of three classes, as the store ``proteins`` has them but small."""
+    folder = tmp_path_factory.mktemp("stores")
+    generator = torch.Generator().manual_seed(0)
+
+    def items():
+        for number in range(72):
+            tokens = torch.randn(5 + number % 4, 4, generator=generator) + number % 3
+            split = ("train", "train", "validation", "test")[number // 3 % 4]
+            yield Item({6: tokens}, number % 3, f"{number}", split, cls={6: tokens[0]})
+
+    for name in ("sets", "proteins"):
+        TokenStore.create(folder / name, items(), classes=["a", "b", "c"])
+    return folder
+
+
+@pytest.fixture
+def work(stores, tmp_path):
+    """A worker of its own, told what to do."""
+
+    def make(*studies, out="out", **options):
+        told = []
+        made = Worker(
+            list(studies), stores, tmp_path / out, options.pop("known", []), tmp_path / "work", torch.device("cpu"),
+            tell=told.append, **options,
+        )  # fmt: skip
+        return made, told
+
+    return make
+
+
+def test_every_cell_once_and_what_it_was_made_with(work, tmp_path):
+    worker, told = work(study(neighbors=True), command="python -m experiments.run small", jobs=3)
+    assert worker.run() == 4
+    found = read_study(tmp_path / "out", "small")
+    assert len(found) == 4
+    for result in found.values():
+        assert set(result.scores) == {"train", "validation", "test"}
+        assert "nearest" in result.scores["test"]
+        for name in ("seconds", "wall", "memory", "machine", "versions", "commit", "command", "processes"):
+            assert name in result.facts
+    assert sum("expected" in line for line in told) == 4
+    assert not list((tmp_path / "work" / "runs").glob("*/*"))
+    again, told = work(study(neighbors=True))
+    assert again.run() == 0
+    assert told == ["worker 0: nothing left to begin"]
+
+
+def test_what_is_known_elsewhere_is_kept_and_not_run_again(work, tmp_path):
+    first, _ = work(study(pools=("mean",)))
+    first.run()
+    second, _ = work(study(), out="later", known=[tmp_path / "out"])
+    assert second.run() == 2
+    assert len(read_study(tmp_path / "later", "small")) == 4
+    lines = (tmp_path / "later" / "small.json").read_text().splitlines()
+    assert len(lines) == 4 + 2  # one a cell
+    assert json.loads("\n".join(lines))["study"] == "small"
+
+
+def test_another_recipe_under_the_same_name_is_refused(work, stores, tmp_path):
+    work(study(pools=("mean",)))[0].run()
+    other = Plan(("mean",), (2,), 2, layers=(6,), choices=("epochs=2", *TINY[1:]))
+    changed = Study("small", "proteins", lambda chosen: [Entry(other, 0, "sets")])
+    with pytest.raises(ValueError, match=r"another recipe.*epochs"):
+        work(changed)[0].run()
+
+
+def test_waves_are_done_in_order_and_at_home_first(work, monkeypatch):
+    monkeypatch.setattr(worker_module, "_HOMES", ("proteins",))
+    late, soon = study("late", ("mean",), wave=3), study("soon", ("mean",), wave=1)
+    away = Study(
+        "away", "images", lambda chosen: [Entry(Plan(("mean",), (2,), 1, layers=(6,), choices=TINY), 0, "sets")]
+    )
+    worker, told = work(away, late, soon)
+    worker.run()
+    order = [line.split("] ")[1].split(":")[0] for line in told if "expected" in line]
+    assert order == ["soon", "soon", "late", "late", "away"]
+
+
+def test_no_cell_is_begun_that_would_not_end_in_time(work):
+    worker, told = work(study(), until=time.monotonic() + 1)
+    assert worker.run() == 0
+    assert told == ["worker 0: no time left for another cell"]
+
+
+def test_a_store_that_is_not_there_is_waited_for_until_time_is_up(work):
+    worker, told = work(study(store="missing"), until=time.monotonic() + 0.1)
+    started = time.monotonic()
+    assert worker.run() == 0
+    assert time.monotonic() - started < 5
+    assert told == ["worker 0: wait"]
+
+
+def test_a_cell_that_breaks_down_does_not_stop_the_others(work, monkeypatch, tmp_path):
+    whole = worker_module.run_cell
+
+    def breaks(cell, *arguments, **options):
+        if cell.pool == "mean" and cell.seed == 0:
+            raise RuntimeError("out of memory")
+        return whole(cell, *arguments, **options)
+
+    monkeypatch.setattr(worker_module, "run_cell", breaks)
+    worker, told = work(study())
+    assert worker.run() == 3
+    assert worker.failed == ["mean.layer-6.seed-0"]
+    assert any("out of memory" in line for line in told)
+    assert len(read_study(tmp_path / "out", "small")) == 3
+
+
+def test_logs_are_kept_where_they_are_drawn(work, tmp_path):
+    work(study(pools=("swe", "cswe"), keep_log=True, test=False))[0].run()
+    for result in read_study(tmp_path / "out", "small").values():
+        assert "test" not in result.scores
+        record = result.facts["log"][0]
+        assert len(record["swgg_exact"]) == 2
+        assert ("swgg" in record) == (result.cell.pool == "cswe")
+
+
+def test_tuning_ends_in_a_choice_that_final_runs_wait_for(tmp_path):
+    tuned = STUDIES["images-tuned"]
+    assert tuned.tasks(None) is None
+    tasks = STUDIES["images-tuning"].tasks(None)
+    assert len(tasks) == len(GRID) * len(IMAGE_RIVALS)
+
+    class Scored:
+        def __init__(self, cell, value):
+            self.cell, self.error = cell, None
+            self.scores = {"validation": {"top1": value}}
+
+    results = [Scored(task.cell, number / 100) for number, task in enumerate(tasks)]
+    assert choose(results[:-1]) is None
+    choice = choose(results)
+    write_choice(tmp_path, choice)
+    chosen = read_choice([tmp_path / "none", tmp_path])
+    assert chosen == dict.fromkeys(IMAGE_RIVALS, GRID[-1])
+    final = tuned.tasks(chosen)
+    assert len(final) == 6 * 3 * 3
+    assert {task.cell.recipe.optimization.weight_decay for task in final} == {0.2}
+    write_choice(tmp_path, {"chosen": {}})
+    assert read_choice([tmp_path]) == chosen
+
+
+def test_studies_are_what_the_page_says():
+    chosen = dict.fromkeys(IMAGE_RIVALS, GRID[0])
+    tasks = {name: study.tasks(chosen) for name, study in STUDIES.items()}
+    counts = {name: len(found) for name, found in tasks.items()}
+    assert counts["images-table1"] == 3 * 4 * 3 + 3
+    assert counts["images-slices"] == 5 * 2 * 3
+    assert counts["images-map"] == 3 * 2 * 3
+    assert counts["images-few"] == 6 * 3 * 3
+    assert counts["proteins-table"] == (2 + 2 * 4) * 5 + 2
+    assert counts["proteins-tuned"] == 6 * 5
+    assert counts["points-table"] == (2 + 5 * 5) * 3 * 2
+    assert {task.store for found in tasks.values() for task in found} == set(STORES)
+    paper = [task.cell.recipe for task in tasks["images-table1"] if task.cell.pool == "cswe"]
+    assert {recipe.optimization.epochs for recipe in paper} == {30}
+    assert {recipe.bounding.slack_every for recipe in paper} == {22}
+    (clock,) = tasks["images-clock"]
+    assert (clock.cell.recipe.optimization.epochs, clock.cell.slices) == (80, 64)
+    literal = next(task.cell.recipe for task in tasks["proteins-table"] if task.cell.pool == "cswe:epochs=50")
+    assert (literal.optimization.batch_size, literal.optimization.lr) == (32, 1e-4)
+    assert all(task.cell.seed not in (0, 1, 2) for task in tasks["images-tuning"])
+    sizes = {key: POOLS[key].slices for key in ("statistics", "weighted", "moments")}
+    assert sizes == {"statistics": 256, "weighted": 256, "moments": 192}
+
+
+def test_longer_runs_are_expected_to_take_longer(stores):
+    sizes = Sizes.of(stores / "sets")
+    assert (sizes.train, sizes.validation, sizes.classes, sizes.dims) == (36, 18, 3, {6: 4})
+    recipe = study().tasks({})[-1].cell.recipe
+    short = expected_seconds(recipe, 6, sizes)
+    assert short < expected_seconds(recipe.with_(epochs=30), 6, sizes)
+    bounded = recipe.with_(pool="cswe", slices=64, batch_size=1024)
+    assert expected_seconds(bounded, 6, sizes) > expected_seconds(bounded.with_(pool="swe"), 6, sizes)
+
+
+def test_two_processes_share_a_study(stores, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CSWE_BACKEND", "scan")
+    words = ["proteins-evolution", "--stores", str(stores), "--out", str(tmp_path / "out"), "--known", "--jobs", "2"]
+    assert main([*words, "--device", "cpu", "--rehearse"]) == 0
+    found = read_study(tmp_path / "out", "proteins-evolution")
+    assert sorted(result.cell.pool for result in found.values()) == ["cswe:bound=10", "cswe:bound=5", "swe"]
+    assert all("--jobs 2" in result.facts["command"] for result in found.values())
+
+
+def test_a_rehearsal_never_becomes_a_result(stores, capsys):
+    with pytest.raises(SystemExit):
+        main(["proteins-evolution", "--stores", str(stores), "--rehearse"])
+    assert "choose another --out" in capsys.readouterr().err
+
+
+def test_an_extraction_is_noted_once(tmp_path, capsys):
+    numpy = pytest.importorskip("numpy")
+    rng = numpy.random.default_rng(0)
+    points = rng.normal(size=(40, 8, 3)).astype("float32")
+    numpy.savez(tmp_path / "modelnet-part.npz", points=points, labels=numpy.arange(40) % 2)
+    words = ["raw-1", "--assets", str(tmp_path), "--stores", str(tmp_path / "stores"), "--out", str(tmp_path / "out")]
+    extract([*words, "--device", "cpu"])
+    extract([*words, "--device", "cpu"])
+    assert "is there already" in capsys.readouterr().out
+    (entry,) = read_extractions(tmp_path / "out")
+    assert (entry["store"], entry["items"], entry["tokens"]) == ("raw-1", 40, 320)
+    store = TokenStore(tmp_path / "stores" / "raw-1")
+    assert [len(store.split(name)) for name in ("train", "validation", "test")] == [20, 8, 12]
+    add_extraction(tmp_path / "out", {**entry, "seconds": 1.0}, tmp_path / "lock")
+    assert [line["seconds"] for line in read_extractions(tmp_path / "out")] == [1.0]
+
+
+def test_little_is_needed_where_there_is_a_gpu():
+    # A module that is None counts as not installed.
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('tyro', 'optuna', 'numba', 'sklearn', 'h5py', 'pandas', "
+        "'matplotlib', 'pyarrow', 'accelerate', 'jinja2', 'tensorboard'))); import experiments.run, experiments.extract"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

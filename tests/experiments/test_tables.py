@@ -1,0 +1,99 @@
+"""The page of results says what the results say, and nothing else."""
+
+import re
+
+import pytest
+
+from cswe.training.cells import Cell, Result
+from cswe.training.recipe import Recipe
+from experiments.figures import main as draw
+from experiments.lookup import Results, gain_text, mean_text
+from experiments.paper import TABLE1
+from experiments.pools import IMAGE_RIVALS, POOLS, with_choices
+from experiments.records import RESULTS, add_result
+from experiments.tables import PAGE, TABLES, TEMPLATE, render
+
+
+def add(folder, study, pool, layer, slices, values, metric="top1", **facts):
+    """Write results with these test scores, one a seed."""
+    for seed, value in enumerate(values):
+        cell = Cell(pool, layer, slices, seed, Recipe())
+        scores = {split: {"top1": value, "top5": 1.0, metric: value} for split in ("train", "validation", "test")}
+        told = {
+            "task": "classification", "seconds": 12.0, "wall": 15.0, "memory": {"bytes": 2e9}, "commit": "abc",
+            "machine": {"device": "H200"}, "versions": {"torch": "2.11"}, "processes": 8, **facts,
+        }  # fmt: skip
+        add_result(folder, study, Result(cell, 192, scores, told), {}, folder / "lock")
+
+
+def test_the_page_is_what_the_results_make():
+    made = render(TEMPLATE.read_text(encoding="utf-8"), Results(RESULTS))
+    assert PAGE.read_text(encoding="utf-8") == made, "run `python -m experiments.tables`"
+
+
+def test_no_score_is_written_by_hand():
+    prose = re.sub(r"\{\{.+?\}\}", "", TEMPLATE.read_text(encoding="utf-8"))
+    assert not re.findall(r"\b\d\d\.\d+", prose)
+
+
+def test_every_table_is_on_the_page_and_can_be_printed_without_results(tmp_path):
+    template = TEMPLATE.read_text(encoding="utf-8")
+    for name, table in TABLES.items():
+        assert f"{{{{table {name}}}}}" in template
+        lines = table(Results(tmp_path)).splitlines()
+        assert len({line.count("|") for line in lines}) == 1
+
+
+def test_numbers_stand_where_they_belong(tmp_path):
+    add(tmp_path, "images-table1", "mean", 12, None, [0.60, 0.61, 0.62])
+    add(tmp_path, "images-table1", "cswe", 12, 128, [0.58])
+    lines = TABLES["images-table1"](Results(tmp_path)).splitlines()
+    gap = next(line for line in lines if line.startswith("| 12") and "GAP" in line)
+    for text in ("61.00 (1.00)", "60.19 (0.09)", "12 s", "2.0 GB", " 3 "):
+        assert text in gap
+    bounded = next(line for line in lines if line.startswith("| 12") and "C-SWE" in line)
+    assert "58.00" in bounded
+    assert str(TABLE1["cswe", 12][2]) in bounded
+
+
+def test_differences_are_taken_seed_by_seed(tmp_path):
+    ours, rival = POOLS["weighted"], POOLS["attention-5"]
+    add(tmp_path, "images-tuned", ours.text, 12, 256, [0.70, 0.71, 0.72])
+    add(tmp_path, "images-tuned", rival.text, 12, None, [0.69, 0.70, 0.70])
+    results = Results(tmp_path)
+    rows = [results.row("images-tuned", named.text, 12, named.slices) for named in (ours, rival)]
+    assert gain_text(*rows) == "**+1.33 ± 0.33**"
+    assert gain_text(rows[0], None) == "–"
+    assert mean_text(rows[0], metric="nearest") == "–"
+    text = render("{{score images-tuned weighted 12}}, {{gain images-tuned weighted attention-5 12}}", results)
+    assert text.endswith("71.00 (1.00), **+1.33 ± 0.33**")
+    assert "**+1.33 ± 0.33**" in TABLES["images-tuned-differences"](results)
+    with pytest.raises(ValueError, match="expected table"):
+        render("{{poem}}", results)
+
+
+def test_few_labels_and_neighbours_have_their_rows(tmp_path):
+    for key in IMAGE_RIVALS:
+        named = POOLS[key]
+        for count in (1, 5, 20):
+            text = with_choices(named.text, f"labels_per_class={count}")
+            add(tmp_path, "images-few", text, 12, named.slices, [count / 100])
+        add(tmp_path, "images-tuned", named.text, 12, named.slices, [0.5], metric="nearest")
+    few = TABLES["images-few"](Results(tmp_path))
+    assert few.count("20.00") == len(IMAGE_RIVALS)
+    assert TABLES["images-nearest"](Results(tmp_path)).count(" 50.00 ") == len(IMAGE_RIVALS)
+
+
+def test_figures_are_drawn_from_results(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="needs the extra 'report'")
+    for slices in (4, 8):
+        add(tmp_path, "proteins-table", "swe", 6, slices, [0.5, 0.6])
+    add(tmp_path, "proteins-table", "mean", 6, None, [0.5])
+    log = [{"epoch": epoch, "swgg_exact": [1.0, 2.0]} for epoch in (1, 2)]
+    bounded = [{**line, "swgg": {"slack": [0.1, 0.0], "dual": [0.0, 1.0]}} for line in log]
+    add(tmp_path, "proteins-evolution", "swe", 6, 16, [0.5], log=log)
+    add(tmp_path, "proteins-evolution", "cswe:bound=5", 6, 16, [0.5], log=bounded)
+    draw(["--results", str(tmp_path), "--out", str(tmp_path / "figures")])
+    assert (tmp_path / "figures" / "proteins-slices.png").exists()
+    assert (tmp_path / "figures" / "proteins-evolution.svg").exists()
+    assert "images-slices: no results yet" in capsys.readouterr().out
