@@ -20,6 +20,11 @@ def test_all_ways_compute_the_same(setting):
     assert checks == pytest.approx([checks[0]] * len(checks), rel=1e-4)
 
 
+def test_both_ways_of_lapsum_compute_the_same():
+    checks = [measure_here("lapsum", way, TINY, "cpu", 0.0)["check"] for way in ("scan", "cpu")]
+    assert checks == pytest.approx([checks[0]] * 2, rel=1e-4)
+
+
 def test_the_rival_computes_the_same():
     pytest.importorskip("ot")
     ours, theirs = (measure_here("hard", who, TINY, "cpu", 0.0) for who in ("cswe", "pot"))
@@ -64,6 +69,7 @@ def report():
         "commit": "abc",
         "command": "python -m cswe.bench",
         "settings": [cell(196, dense=result(800.0, 640.0), cpu=result(20.0, 8.0))],
+        "lapsum": [cell(196, scan=result(900.0, 640.0), cpu=result(30.0, 8.0))],
         "growth": [
             cell(256, dense=result(4.0, 10.0), cpu=result(1.0, 1.0)),
             cell(512, dense=result(16.0, 40.0), cpu=result(2.0, 2.0)),
@@ -80,9 +86,16 @@ def test_tables():
     text = tables.markdown(report())
     assert "| 2, 196, 64, 4, 0.01 | dense | 800 ms | 640 MiB |" in text
     assert "cpu | 20 ms (40.0×) | 8.0 MiB (80.0×) | 0e+00 |" in text
+    assert "cpu | 30 ms (30.0×) | 8.0 MiB (80.0×) | 0e+00 |" in text
     assert "| slope | 2.00 | 1.00 |" in text
     assert "| 1024 | – | 4.00 ms, 4.0 MiB |" in text
     assert "| 50 ms | 50× |" in text
+
+
+def test_tables_of_older_reports():
+    older = report()
+    del older["lapsum"]
+    assert "LapSum" not in tables.markdown(older)
 
 
 def test_printing_a_report_measures_nothing(tmp_path, capsys):

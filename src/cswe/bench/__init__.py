@@ -1,6 +1,7 @@
 """Time and memory of every way to compute the relaxed SWGG, against the definition, on this machine.
 
-``python -m cswe.bench`` and ``cswe bench`` run it. Every figure is a ratio to ``dense`` in the same run.
+``python -m cswe.bench`` and ``cswe bench`` run it. Every figure is a ratio to ``dense`` in the same run; for LapSum,
+which has no such way, to plain torch.
 """
 
 import datetime
@@ -64,6 +65,7 @@ def run(quick: bool, device: str) -> dict[str, Any]:
         "commit": _commit(),
         "command": " ".join(["python -m cswe.bench", *sys.argv[1:]]),
         "settings": [_by_every_way(setting, device, seconds) for setting in cells.settings(device, quick)],
+        "lapsum": [_lapsum(setting, device, seconds) for setting in cells.lapsum_settings(device, quick)],
         "growth": [_by_every_way(setting, device, seconds) for setting in cells.growth(device, quick)],
         "rivals": [],
     }
@@ -86,6 +88,15 @@ def _by_every_way(setting: Setting, device: str, seconds: float) -> dict[str, An
             results[way] = {"skipped": f"would need about {needed / 2**30:.0f} GiB"}
         else:
             results[way] = measure("relaxed", way, setting, device, seconds)
+    return {"label": setting.label, "setting": setting.as_dict(), "ways": results}
+
+
+def _lapsum(setting: Setting, device: str, seconds: float) -> dict[str, Any]:
+    results = {}
+    for way in cells.ways(device):
+        if way != "dense":
+            _say(f"LapSum, {setting.label}: {way}")
+            results[way] = measure("lapsum", way, setting, device, seconds)
     return {"label": setting.label, "setting": setting.as_dict(), "ways": results}
 
 

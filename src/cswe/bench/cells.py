@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cswe.ops import SoftSort, l_moments, swgg
+from cswe.ops import LapSum, SoftSort, l_moments, swgg
 from cswe.ops.kernels import backend
 
 Operation = Callable[[], Tensor]
@@ -70,6 +70,16 @@ def settings(device: str, quick: bool) -> list[Setting]:
     ]
 
 
+def lapsum_settings(device: str, quick: bool) -> list[Setting]:
+    """Choose the settings for LapSum, whose compiled way is of the CPU; the temperature is its α."""
+    if device != "cpu":
+        return []
+    if quick:
+        return [Setting(8, 64, 32, 4, tau=0.1)]
+    paper = Setting(32, 196, 192, 16)
+    return [paper, replace(paper, tau=1.0), Setting(16, 512, 256, 8, tau=0.1)]
+
+
 def growth(device: str, quick: bool) -> list[Setting]:
     """Choose the settings of the growth curve: N alone changes."""
     sizes = [2**k for k in range(8, 15)]
@@ -80,6 +90,15 @@ def growth(device: str, quick: bool) -> list[Setting]:
 
 def relaxed(setting: Setting, way: str, device: str) -> Operation:
     """Prepare forward and backward of the relaxed SWGG, to slices and reference, computed in one way."""
+    return _forward_and_backward(setting, SoftSort(setting.tau), way, device)
+
+
+def lapsum(setting: Setting, way: str, device: str) -> Operation:
+    """Prepare the same under LapSum."""
+    return _forward_and_backward(setting, LapSum(setting.tau), way, device)
+
+
+def _forward_and_backward(setting: Setting, relaxation: SoftSort | LapSum, way: str, device: str) -> Operation:
     x, y, slices, mask = _inputs(setting, device)
     y.requires_grad_()
     slices.requires_grad_()
@@ -87,7 +106,7 @@ def relaxed(setting: Setting, way: str, device: str) -> Operation:
     def run() -> Tensor:
         y.grad = slices.grad = None
         with backend(way):
-            distance = swgg(x, y, slices, SoftSort(setting.tau), x_mask=mask, validate=False)
+            distance = swgg(x, y, slices, relaxation, x_mask=mask, validate=False)
             distance.sum().backward()
         return distance.detach()
 
@@ -125,7 +144,12 @@ def moments(setting: Setting, who: str, device: str) -> Operation:
     return lambda: _without_grad(lambda: module(x))
 
 
-OPERATIONS: dict[str, Callable[[Setting, str, str], Operation]] = {"relaxed": relaxed, "hard": hard, "moments": moments}
+OPERATIONS: dict[str, Callable[[Setting, str, str], Operation]] = {
+    "relaxed": relaxed,
+    "lapsum": lapsum,
+    "hard": hard,
+    "moments": moments,
+}
 
 
 def ways(device: str) -> list[str]:

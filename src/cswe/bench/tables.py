@@ -20,8 +20,9 @@ def markdown(report: Report) -> str:
         "beyond the inputs. In brackets: how many times better than `dense` in the same run.",
         _table(
             ["B, N, d, L, τ", "way", "time", "peak memory", "differs by"],
-            [row for cell in report["settings"] for row in _rows(cell)],
+            [row for cell in report["settings"] for row in _rows(cell, "dense")],
         ),
+        *_lapsum(report),
         "Growth with N, all else fixed "
         f"(B, L, d = {', '.join(str(report['growth'][0]['setting'][k]) for k in ('batch', 'slices', 'dim'))}); "
         "the slope is that of the least-squares line in log–log.",
@@ -76,19 +77,31 @@ def _ways(cells: list[Report]) -> list[str]:
     return list(dict.fromkeys(way for cell in cells for way in cell["ways"]))
 
 
-def _rows(cell: Report) -> list[list[str]]:
-    dense = cell["ways"].get("dense", {})
+def _lapsum(report: Report) -> list[str]:
+    if not report.get("lapsum"):  # on a GPU, and in reports from before there was a compiled way
+        return []
+    return [
+        "The same under LapSum. In brackets: how many times better than plain torch, `scan`, in the same run.",
+        _table(
+            ["B, N, d, L, α", "way", "time", "peak memory", "differs by"],
+            [row for cell in report["lapsum"] for row in _rows(cell, "scan")],
+        ),
+    ]
+
+
+def _rows(cell: Report, yardstick: str) -> list[list[str]]:
+    basis = cell["ways"].get(yardstick, {})
     rows: list[list[str]] = []
     for way, result in cell["ways"].items():
         label = cell["label"] if not rows else ""
         if "skipped" in result:
             rows.append([label, way, result["skipped"], "", ""])
             continue
-        ratio_time = _ratio(dense.get("ms"), result["ms"]) if way != "dense" else ""
-        ratio_peak = _ratio(dense.get("peak_mib"), result["peak_mib"]) if way != "dense" else ""
+        ratio_time = _ratio(basis.get("ms"), result["ms"]) if way != yardstick else ""
+        ratio_peak = _ratio(basis.get("peak_mib"), result["peak_mib"]) if way != yardstick else ""
         differs = ""
-        if way != "dense" and dense.get("check"):
-            differs = f"{abs(result['check'] / dense['check'] - 1):.0e}"
+        if way != yardstick and basis.get("check"):
+            differs = f"{abs(result['check'] / basis['check'] - 1):.0e}"
         rows.append([label, way, _ms(result["ms"]) + ratio_time, _mib(result["peak_mib"]) + ratio_peak, differs])
     return rows
 
