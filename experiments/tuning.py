@@ -52,4 +52,5 @@ def read_choice(folders: Iterable[Path]) -> dict[str, tuple[str, ...]] | None:
 def write_choice(folder: Path, choice: dict[str, Any]) -> None:
     """Write the choice down; what is there is kept, since final runs may have been made with it."""
     if not (folder / CHOICE).exists():
+        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CHOICE, choice)

@@ -84,13 +84,16 @@ class Worker:
 
     def run(self) -> int:
         """Work; return the number of cells done."""
-        done = 0
+        done, waiting = 0, ""
         while True:
             held = self._take()
             if isinstance(held, str):
-                if held != "wait" or time.monotonic() > self.until:
+                if not held.startswith("waiting") or time.monotonic() > self.until:
                     self.tell(f"worker {self.number}: {held}")
                     return done
+                if held != waiting:
+                    self.tell(f"worker {self.number}: {held}")
+                    waiting = held
                 time.sleep(_WAIT)
                 continue
             task, lock, expected = held
@@ -103,17 +106,25 @@ class Worker:
     def _tasks(self) -> tuple[list[Task], bool]:
         """List what is not done yet, and say whether more will be known later."""
         chosen = read_choice(self.known)
+        if chosen is None and any(study.needs_tuning for study in self.studies):
+            self._note_choice()
+            chosen = read_choice(self.known)
         missing: list[Task] = []
         more = False
         for study in self.studies:
             tasks = study.tasks(chosen)
             if tasks is None:
-                # Waiting makes sense only if somebody is finding the choices out.
-                more |= STUDIES["images-tuning"] in self.studies
+                # Waiting makes sense only while the choices are being found out.
+                more |= self._is_tuning()
                 continue
             done = read_all(self.known, study.name)
             missing += [self._rehearsed(task) for task in tasks if self._is_open(task, done)]
         return missing, more
+
+    def _is_tuning(self) -> bool:
+        study = STUDIES["images-tuning"]
+        done = read_all(self.known, study.name)
+        return study in self.studies and any(self._is_open(task, done) for task in study.tasks(None) or [])
 
     def _is_open(self, task: Task, done: dict[str, Result]) -> bool:
         if self.rehearse and task.cell.seed not in (0, 10):
@@ -135,12 +146,13 @@ class Worker:
 
     def _take(self) -> tuple[Task, Lock, float] | str:
         """Take the cell that matters most to this worker; or say why there is none."""
-        missing, waiting = self._tasks()
+        missing, more = self._tasks()
+        waiting = "waiting for images-tuning" if more else ""
         short = False
         for task in sorted(missing, key=self._priority):
             sizes = _sizes(self.stores / task.store)
             if sizes is None:
-                waiting = True
+                waiting = f"waiting for {self.stores / task.store}"
                 continue
             expected = expected_seconds(task.cell.recipe, task.cell.layer, sizes)
             if time.monotonic() + expected * self._slowdown > self.until:
@@ -154,7 +166,7 @@ class Worker:
                 continue
             return task, lock, expected
         if waiting:
-            return "wait"
+            return waiting
         return "no time left for another cell" if short else "nothing left to begin"
 
     def _priority(self, task: Task) -> tuple[Any, ...]:

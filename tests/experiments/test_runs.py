@@ -122,7 +122,22 @@ def test_a_store_that_is_not_there_is_waited_for_until_time_is_up(work):
     started = time.monotonic()
     assert worker.run() == 0
     assert time.monotonic() - started < 5
-    assert told == ["worker 0: wait"]
+    assert all("waiting for" in line and "missing" in line for line in told)
+
+
+def test_what_tuning_found_is_noted_if_it_was_not(work, tmp_path, monkeypatch):
+    found = {"chosen": {key: {"choices": list(GRID[1])} for key in IMAGE_RIVALS}}
+    monkeypatch.setattr(worker_module, "choose", lambda results: found)
+    plan = Plan(("mean",), (2,), 1, layers=(6,), choices=TINY)
+    final = Study("final", "images", lambda chosen: [Entry(plan, 0, "sets")] if chosen else [], needs_tuning=True)
+    assert work(final)[0].run() == 1
+    assert read_choice([tmp_path / "out"])["weighted"] == GRID[1]
+
+
+def test_without_a_search_nothing_is_waited_for(work):
+    worker, told = work(STUDIES["images-tuned"])
+    assert worker.run() == 0
+    assert told == ["worker 0: nothing left to begin"]
 
 
 def test_a_cell_that_breaks_down_does_not_stop_the_others(work, monkeypatch, tmp_path):
