@@ -75,9 +75,9 @@ def dense_reference(problem, grad):
 
 VARIANTS = [
     {},
-    {"chunk_registers": 144, "target_registers": 96, "state_registers": 168},
-    {"chunk_registers": 112, "target_registers": 160, "state_ranks": 16},
-    {"chunk_registers": 160, "target_stages": 4, "state_bytes": 64 << 20},
+    {"shared_most": 0},
+    {"shared_ranks": 16},
+    {"shared_stages": 2},
 ]
 
 

@@ -40,6 +40,7 @@ SMALL = [
     ((2, 270, 270, 3, 1, 0.2), {"ties": "pairs"}),
     ((1, 6, 6, 3, 1, 0.3), {"ties": "pairs"}),
     ((2, 130, 130, 64, 1, 0.1), {"dtype": HALF}),  # large enough for T in one part
+    ((3, 150, 150, 64, 2, 0.5), {"dtype": HALF, "ties": "wide"}),
 ]
 REAL = [
     ((1024, 196, 196, 192, 8, 0.01), {"dtype": HALF, "looked_at": 16}),
@@ -67,7 +68,7 @@ REAL = [
 
 AT_ONCE = [
     (196, 196, 192, False, False, HALF),
-    (300, 512, 64, True, False, BRAIN),
+    (300, 512, 64, True, False, HALF),
     (300, 1100, 40, False, True, SINGLE),
 ]
 """Ranks, targets, dimensions; with a mask, with τ in units of the spread; tokens in."""

@@ -1,10 +1,10 @@
 """The fused pass in Triton, on a GPU: as accurate as float32 asks for, in time linear in N.
 
 Scalars are scanned before and after (``cuda_scalars``). Everything d-wide runs on tensor cores, on half-precision
-factors that ``cuda_prepare`` makes: what lies outside each chunk of ranks (``cuda_states``), then the chunks, all at
-the same time (``cuda_fused``, ``cuda_targets``). A single sample, as a reference is, takes a way of its own
-(``cuda_ranks``). No result depends on the order in which programs run, so the deterministic mode needs no other code.
-float64 goes to ``scan``.
+factors that ``cuda_prepare`` makes: what lies outside each chunk of ranks (``cuda_shared_states``, ``cuda_states``),
+then the chunks, all at the same time (``cuda_fused``, ``cuda_targets``). A single sample, as a reference is, takes a
+way of its own (``cuda_ranks``). No result depends on the order in which programs run, so the deterministic mode needs no
+other code. float64 goes to ``scan``.
 """
 
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ from cswe.ops.kernels.cuda_fused import chunk_pass, ties_pass
 from cswe.ops.kernels.cuda_prepare import Halves, halves, terms_of
 from cswe.ops.kernels.cuda_rows import on_device_of
 from cswe.ops.kernels.cuda_scalars import normaliser_pass, slope_pass
+from cswe.ops.kernels.cuda_shared_states import shared_states_pass
 from cswe.ops.kernels.cuda_states import states_pass
 from cswe.ops.kernels.cuda_targets import collect_targets, ragged_targets_pass, targets_pass
 from cswe.ops.kernels.cuda_tokens import tokens_pass
@@ -48,6 +49,12 @@ class Tuning(NamedTuple):
     chunk_registers: int | None = 128
     state_registers: int | None = None
     target_registers: int | None = 128
+    shared_most: int = 512
+    shared_ranks: int = 32
+    shared_width: int = 256
+    shared_warps: int = 8
+    shared_stages: int = 3
+    shared_registers: int | None = None
     scan_ranks: int = 16
     precise: bool | None = None
     scan_rows: int = 8192
@@ -154,12 +161,44 @@ def empty_states(problem: Problem, precise: bool) -> States:
     return States(high, low, mass, torch.empty_like(mass))
 
 
+def shares_states(problem: Problem, precise: bool) -> bool:
+    """Whether states are found for many samples or slices at a time: samples short and alike, tokens in one part."""
+    return problem.lengths is None and not precise and problem.points.shape[2] <= tuning.shared_most
+
+
+def _shared_states(problem: Problem, scale: Tensor, parts: Halves, natural: Tensor | None, into: States) -> States:
+    """Find the states of the tokens, given the projections in the order of the tokens, or else those of ``c T``."""
+    batch, slices, count, _, width = problem.sizes
+    of_tokens = natural is not None
+    owners, partners, strides = (batch, slices, (slices, 1)) if of_tokens else (slices, batch, (1, slices))
+    lines = max(16, triton.next_power_of_2(2 * triton.cdiv(count, tuning.chunk)))
+    together, piece = max(1, 128 // lines), _width_of_pieces(width, tuning.shared_width)
+    shared_states_pass[(owners * triton.cdiv(partners, together), triton.cdiv(width, piece))](
+        _or(natural, problem.points), problem.points, problem.order, problem.squares if of_tokens else scale,
+        parts.tokens if of_tokens else parts.high, into.high, into.mass, into.scalar,
+        partners, *strides, count, width, _rate(problem),
+        C=tuning.chunk, P=together, LINES=lines, KB=tuning.shared_ranks, DB=piece, TOKENS=of_tokens,
+        STAGES=tuning.shared_stages, num_warps=tuning.shared_warps, maxnreg=tuning.shared_registers,
+    )  # fmt: skip
+    return into
+
+
 def _states(
-    problem: Problem, scale: Tensor, parts: Halves, of_tokens: bool, precise: bool, into: States | None = None
+    problem: Problem,
+    scale: Tensor,
+    parts: Halves,
+    of_tokens: bool,
+    precise: bool,
+    into: States | None = None,
+    natural: Tensor | None = None,
 ) -> States:
     batch, slices, count, targets, width = problem.sizes
     ragged = problem.lengths is not None
     high, low, mass, scalar = into = empty_states(problem, precise) if into is None else into
+    if shares_states(problem, precise):
+        if of_tokens and natural is None:
+            natural = torch.empty_like(problem.points).scatter_(-1, problem.order.long(), problem.points)
+        return _shared_states(problem, scale, parts, natural if of_tokens else None, into)
     piece = _width_of_pieces(width, 256)
     pieces = triton.cdiv(width, piece)
     rows, rows_low = (parts.tokens, parts.tokens_low) if of_tokens else (parts.high, parts.low if precise else None)
@@ -199,9 +238,18 @@ def _value_and_slope(problem: Problem, with_slope: bool) -> tuple[Tensor, Tensor
 
 
 def forward_passes(
-    problem: Problem, scale: Tensor, parts: Halves, precise: bool, with_slope: bool, keep: States | None = None
+    problem: Problem,
+    scale: Tensor,
+    parts: Halves,
+    precise: bool,
+    with_slope: bool,
+    keep: States | None = None,
+    natural: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Give S and its slope, with 1/Z and the halves at hand; the states of the tokens go to ``keep``, if given."""
+    """Give S and its slope, with 1/Z and the halves at hand.
+
+    The states of the tokens go to ``keep``, if given; ``natural`` are the projections in the order of the tokens.
+    """
     batch, slices, count, targets, width = problem.sizes
     points, ragged = problem.points, problem.lengths is not None
     height = torch.empty_like(points)
@@ -209,7 +257,9 @@ def forward_passes(
     for start, stop in _blocks(problem, 4 if precise else 2):
         block, own = problem.samples(start, stop), parts.samples(start, stop)
         own_scale = scale[start:stop]
-        of_tokens = _states(block, own_scale, own, True, precise, None if keep is None else keep.samples(start, stop))
+        kept = None if keep is None else keep.samples(start, stop)
+        unsorted = None if natural is None else natural[start:stop]
+        of_tokens = _states(block, own_scale, own, True, precise, kept, unsorted)
         of_targets = _states(block, own_scale, own, False, precise) if with_slope else of_tokens
         chunk_pass[((stop - start) * slices * triton.cdiv(count, tuning.chunk),)](
             block.points, block.order, own_scale, block.squares, own.tokens, _or(own.tokens_low, own.tokens),

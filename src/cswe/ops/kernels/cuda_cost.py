@@ -79,7 +79,7 @@ class Reference(NamedTuple):
 def _sort_reference(reference: Tensor, centre: Tensor, directions: Tensor, tau: float) -> Reference:
     centred = reference - centre
     points = torch.cat([centred, centred.square().sum(-1, keepdim=True)], dim=-1)
-    ordered, order = torch.sort(directions @ centred.T, dim=-1, stable=True)
+    ordered, order = (each.squeeze(0) for each in cuda_sort.plain_sort((directions @ centred.T).unsqueeze(0)))
     problem = problem_of_rows(ordered, order, points, points.expand(len(ordered), *points.shape), tau)
     scale = cuda.normaliser(problem)
     mass = ordered.new_full((1, len(ordered)), -0.5 / len(points))
@@ -105,7 +105,7 @@ def _reference_gradients(
     else:
         at_ordered = cuda.value_and_slope(problem, True)[1]
         at_rows = cuda.tokens_gradient(problem, ones)[0]
-    at_projections = torch.empty_like(at_ordered[0]).scatter_(-1, problem.order[0], at_ordered[0])
+    at_projections = torch.empty_like(at_ordered[0]).scatter_(-1, problem.order[0].long(), at_ordered[0])
     centred = points[:, :width]
     at_points = torch.addcmul(at_rows[0, :, :width], centred, at_rows[0, :, width:], value=2)
     return at_points.addmm_(at_projections.T, directions), at_projections @ centred
@@ -198,7 +198,7 @@ def _forward(ctx: Any, tokens_given: Tensor, reference_given: Tensor, slices: Te
     keep = None
     if (to_reference or to_slices) and cuda.state_bytes(problem, precise) <= KEPT_BYTES:
         keep = cuda.empty_states(problem, precise)
-    value, slope = cuda.forward_passes(problem, scale, parts, precise, to_tokens or to_slices, keep)
+    value, slope = cuda.forward_passes(problem, scale, parts, precise, to_tokens or to_slices, keep, projections)
     reference_size = sorted_reference.points[:, -1].mean()
     result, half_inverse = root(value, sorted_reference.offset, squares, reference_size, problem.lengths)
     # Autograd keeps all of it: it is freed with the graph, and a change in place of an input is noticed.

@@ -19,6 +19,9 @@ from cswe.ops.kernels.problem import Problem
 MOST_RANKS = 1024
 """Beyond it chunks, which need not wait for each other, are faster."""
 
+MOST_PARTS = 64
+"""Sums over the slices, side by side."""
+
 RANKS = 8
 COLUMNS = 128
 """A tile that one warp holds with all ranks of a column in one thread: scans need no exchange."""
@@ -288,7 +291,7 @@ def value_and_slope(problem: Problem, scale: Tensor, with_slope: bool) -> tuple[
 def tokens_gradient(problem: Problem, grad: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Give the gradients of the tokens ``(1, N, d)`` and of their squares ``(1, N)``."""
     slices, count, width, rate, blocks = _shared(problem)
-    each = triton.cdiv(slices, 16)
+    each = triton.cdiv(slices, MOST_PARTS)
     parts = triton.cdiv(slices, each)
     rows = torch.zeros((parts, count, width), dtype=torch.float32, device=scale.device)
     square = torch.zeros((parts, count), dtype=torch.float32, device=scale.device)

@@ -1,0 +1,102 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+r"""What lies outside each chunk of ranks, for many samples or slices at a time: one product on tensor cores, in Triton.
+
+A state is a sum of rows by weights, and rows are shared: all slices weigh the tokens of one sample, and all samples the
+targets of one slice. So several slices (or samples), the *partners*, are the lines of one tile of weights, and the rows
+are read once for all of them, in their own order, without a gather. Which side of a chunk a row lies on is told by its
+projection, and by its number where projections tie, exactly as the stable sort would.
+
+The states are those of :mod:`cswe.ops.kernels.cuda_states`, which takes over where samples are long.
+"""
+
+import triton
+import triton.language as tl
+
+from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed
+
+
+@triton.jit
+def shared_states_pass(
+    values,
+    points,
+    order,
+    scalars,
+    rows,
+    states,
+    masses,
+    sums,
+    partners,
+    own_stride,
+    partner_stride,
+    N,
+    d,
+    rate,
+    C: tl.constexpr,
+    P: tl.constexpr,
+    LINES: tl.constexpr,
+    KB: tl.constexpr,
+    DB: tl.constexpr,
+    TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Write the states of tokens (averages, with their masses) or of ``c T`` (sums) around every chunk.
+
+    Number ``o`` owns ``rows[o]``, ``(N, d)``; it meets partner p in line ``o · own_stride + p · partner_stride`` of
+    ``values`` (projections in the order of the rows), ``points`` (the same, sorted) and ``order``. ``scalars`` are
+    squared norms of the rows, or c by line.
+    """
+    groups = tl.cdiv(partners, P)
+    owner = (tl.program_id(0) // groups).to(tl.int64)
+    partner = tl.program_id(0) % groups * P + tl.arange(0, P)
+    exists = partner < partners
+    at = owner * own_stride + partner.to(tl.int64) * partner_stride
+    columns = tl.program_id(1) * DB + tl.arange(0, DB)
+    inside = columns < d
+    rows += owner * N * d
+
+    # Line j is what lies left of chunk j, line LINES/2 + j what lies right of it, seen from the chunk's neighbour.
+    line = tl.arange(0, LINES)
+    is_left = (line < LINES // 2)[None, :]
+    chunk = line % (LINES // 2)
+    bound = tl.where(line < LINES // 2, chunk * C, chunk * C + C)
+    valid = exists[:, None] & ((bound > 0) & (bound < N))[None, :]
+    rank = tl.where(line < LINES // 2, bound - 1, bound)
+    edge = tl.load(points + (at * N)[:, None] + rank[None, :], mask=valid, other=0.0)
+    edge_row = tl.broadcast_to(rank[None, :], (P, LINES))
+    if TOKENS:
+        edge_row = tl.load(order + (at * N)[:, None] + rank[None, :], mask=valid, other=0).to(tl.int32)
+
+    acc = tl.zeros((P * LINES, DB), dtype=tl.float32)
+    total = tl.zeros((P, LINES, KB), dtype=tl.float32)
+    beside = tl.zeros((P, LINES, KB), dtype=tl.float32)
+    for start in tl.range(0, N, KB, num_stages=STAGES):
+        k = start + tl.arange(0, KB)
+        present = k < N
+        x = tl.load(rows + (k * d)[:, None] + columns[None, :], mask=present[:, None] & inside[None, :], other=0.0)
+        read = exists[:, None] & present[None, :]
+        value = tl.load(values + (at * N)[:, None] + k[None, :], mask=read, other=0.0)
+        if TOKENS:
+            scalar = tl.load(scalars + owner * N + k, mask=present, other=0.0)[None, None, :]
+        else:
+            scalar = tl.load(scalars + (at * N)[:, None] + k[None, :], mask=read, other=0.0)[:, None, :]
+        gap = value[:, None, :] - edge[:, :, None]
+        before = (gap < 0) | ((gap == 0) & (k[None, None, :] <= edge_row[:, :, None]))
+        behind = (gap > 0) | ((gap == 0) & (k[None, None, :] >= edge_row[:, :, None]))
+        counts = tl.where(is_left[:, :, None], before, behind) & valid[:, :, None] & present[None, None, :]
+        weight = tl.where(counts, decayed(gap * rate), 0.0)
+        total += weight
+        beside += weight * scalar
+        if not TOKENS:
+            weight *= scalar * WEIGHT_UNIT
+        acc = tl.dot(tl.reshape(weight, (P * LINES, KB)).to(tl.float16), x, acc)
+
+    mass = tl.sum(total, 2)
+    if TOKENS:
+        acc = acc * tl.reshape(1 / tl.maximum(mass, 1e-30), (P * LINES,))[:, None]
+    state = (at * tl.cdiv(N, C))[:, None] * 2 + (chunk * 2 + tl.where(line < LINES // 2, 0, 1))[None, :]
+    flat = tl.reshape(state, (P * LINES,))
+    write = (tl.reshape(valid.to(tl.int32), (P * LINES,)) != 0)[:, None] & inside[None, :]
+    tl.store(states + flat[:, None] * d + columns[None, :], acc.to(tl.float16), mask=write)
+    if tl.program_id(1) == 0:
+        tl.store(masses + state, mass, mask=valid)
+        tl.store(sums + state, tl.sum(beside, 2), mask=valid)
