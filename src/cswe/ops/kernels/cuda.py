@@ -3,8 +3,8 @@
 Scalars are scanned before and after (``cuda_scalars``). Everything d-wide runs on tensor cores, on half-precision
 factors that ``cuda_prepare`` makes: what lies outside each chunk of ranks (``cuda_shared_states``, ``cuda_states``),
 then the chunks, all at the same time (``cuda_fused``, ``cuda_targets``). A single sample, as a reference is, takes a
-way of its own (``cuda_ranks``). No result depends on the order in which programs run, so the deterministic mode needs no
-other code. float64 goes to ``scan``.
+way of its own (``cuda_ranks``). float64 goes to ``scan``. No result depends on the order in which programs run, so the
+deterministic mode needs no other code.
 """
 
 from collections.abc import Iterator
