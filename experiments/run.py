@@ -3,6 +3,7 @@
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,9 @@ import torch
 from cswe.training.parallel import default_device
 from experiments.records import RESULTS
 from experiments.studies import STUDIES
-from experiments.worker import Worker
+from experiments.worker import BROKEN, Worker
+
+_RESTARTS = 2  # for each worker
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,20 +35,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", help="cpu or cuda; a GPU if there is one")
     parser.add_argument("--deterministic", action="store_true", help="the same bits every time, where torch can")
     parser.add_argument("--rehearse", action="store_true", help="one epoch of one seed of everything; not for results")
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args(words)
     if chosen.rehearse and chosen.out.resolve() == RESULTS.resolve():
         parser.error("a rehearsal gives no results: choose another --out")
     work = chosen.work or Path(tempfile.mkdtemp(prefix="cswe-experiments-"))
     if chosen.worker is None and chosen.jobs > 1:
-        return _share([*words, "--work", str(work)], chosen.jobs)
+        command = [sys.executable, "-m", "experiments.run", *words, "--work", str(work)]
+        # One clock for all, also for those that are started later.
+        return share([*command, "--until", str(time.monotonic() + chosen.seconds)], chosen.jobs)
     names = [name for name in STUDIES if name in chosen.studies]
     if "all" in chosen.studies:
         names = [name for name, study in STUDIES.items() if not study.alone or name in names]
     if chosen.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-    command = ["python", "-m", "experiments.run", *names, "--stores", "STORES", "--jobs", str(chosen.jobs)]
+    told = ["python", "-m", "experiments.run", *names, "--stores", "STORES", "--jobs", str(chosen.jobs)]
     worker = Worker(
         [STUDIES[name] for name in names],
         chosen.stores,
@@ -55,8 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         default_device(chosen.device),
         chosen.worker or 0,
         chosen.jobs,
-        time.monotonic() + chosen.seconds,
-        shlex.join([*command, *(["--deterministic"] if chosen.deterministic else [])]),
+        time.monotonic() + chosen.seconds if chosen.until is None else chosen.until,
+        shlex.join([*told, *(["--deterministic"] if chosen.deterministic else [])]),
         chosen.rehearse,
         chosen.deterministic,
         lambda line: print(line, flush=True),
@@ -65,18 +71,36 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if worker.failed else 0
 
 
-def _share(words: list[str], jobs: int) -> int:
-    """Let several processes do the same."""
+def share(command: list[str], jobs: int) -> int:
+    """Let several processes run a command, each with its number; return how many of them had a failure.
+
+    One that says that it is broken is started again, a few times. Ended, this process takes the others with it.
+    """
     # Threads of several processes would fight for the same cores.
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    command = [sys.executable, "-m", "experiments.run", *words]
-    workers = [subprocess.Popen([*command, "--worker", str(number)], env=environment) for number in range(jobs)]
+
+    def start(number: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*command, "--worker", str(number)], env=environment)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    workers = {number: start(number) for number in range(jobs)}
+    restarts, failures = _RESTARTS * jobs, 0
     try:
-        return sum(worker.wait() != 0 for worker in workers)
-    except KeyboardInterrupt:
-        for worker in workers:
+        while workers:
+            time.sleep(0.2)
+            for number, worker in list(workers.items()):
+                status = worker.poll()
+                if status == BROKEN and restarts:
+                    restarts -= 1
+                    workers[number] = start(number)
+                elif status is not None:
+                    failures += status != 0
+                    del workers[number]
+        return failures
+    finally:
+        for worker in workers.values():
             worker.terminate()
-        raise
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

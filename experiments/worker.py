@@ -25,6 +25,7 @@ from experiments.tuning import choose, read_choice, write_choice
 # Where workers begin. Cells of images keep the device busy, the others the host: together they use both.
 _HOMES = ("images", "images", "proteins", "images", "points", "images", "proteins", "images")
 _WAIT = 1.0  # seconds between two looks for work
+BROKEN = 70  # exit status of a worker that another process should take the place of
 _REHEARSAL = {"epochs": 1, "batch_size": 64}
 
 
@@ -203,6 +204,9 @@ class Worker:
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
             self._shelf = None
+            if not _usable(self.device):
+                self.tell(f"worker {self.number}: the device is of no use to this process any more")
+                raise SystemExit(BROKEN) from None
             return 0
         wall = time.monotonic() - started
         self._slowdown = 0.5 * self._slowdown + 0.5 * max(1.0, wall / expected)
@@ -236,6 +240,17 @@ class Worker:
         with locked(self._lock):
             if (choice := choose(read_all(self.known, "images-tuning").values())) is not None:
                 write_choice(self.out, choice)
+
+
+def _usable(device: torch.device) -> bool:
+    """Say whether a device still computes: after some errors it does nothing more for the process that met them."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.empty_cache()
+            torch.ones(1, device=device).sum().item()
+        except RuntimeError:
+            return False
+    return True
 
 
 @cache

@@ -17,10 +17,10 @@ from experiments.extract import STORES
 from experiments.extract import main as extract
 from experiments.pools import IMAGE_RIVALS, POOLS
 from experiments.records import add_extraction, read_extractions, read_study
-from experiments.run import main
+from experiments.run import main, share
 from experiments.studies import STUDIES, Entry, Study
 from experiments.tuning import GRID, choose, read_choice, write_choice
-from experiments.worker import Worker
+from experiments.worker import BROKEN, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("epochs=1", "batch_size=16", "points=6")
@@ -231,6 +231,25 @@ def test_two_processes_share_a_study(stores, tmp_path, monkeypatch):
     found = read_study(tmp_path / "out", "proteins-evolution")
     assert sorted(result.cell.pool for result in found.values()) == ["cswe:bound=10", "cswe:bound=5", "swe"]
     assert all("--jobs 2" in result.facts["command"] for result in found.values())
+
+
+def test_a_worker_whose_device_is_broken_is_replaced(work, monkeypatch, tmp_path):
+    monkeypatch.setattr(worker_module, "run_cell", lambda *words, **options: 1 / 0)
+    monkeypatch.setattr(worker_module, "_usable", lambda device: False)
+    worker, _ = work(study())
+    with pytest.raises(SystemExit) as ended:
+        worker.run()
+    assert ended.value.code == BROKEN
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, sys\n"
+        "file = pathlib.Path(__file__).with_name(sys.argv[-1])\n"
+        "count = int(file.read_text()) + 1 if file.exists() else 1\n"
+        "file.write_text(str(count))\n"
+        f"sys.exit({BROKEN} if count == 1 and sys.argv[-1] == '1' else 0)\n"
+    )
+    assert share([sys.executable, str(script)], 2) == 0
+    assert [(tmp_path / name).read_text() for name in "01"] == ["1", "2"]
 
 
 def test_a_rehearsal_never_becomes_a_result(stores, capsys):
