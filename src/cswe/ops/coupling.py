@@ -77,11 +77,26 @@ def rank_coupling(n: int | Tensor, m: int | Tensor, device: torch.device | str |
     tensor([[0.3333, 0.1667, 0.0000],
             [0.0000, 0.1667, 0.3333]], dtype=torch.float64)
     """
-    if isinstance(n, int) and isinstance(m, int):
+    for name, given in (("n", n), ("m", m)):
+        if isinstance(given, Tensor):
+            check_weights(given, tuple(given.shape), name, looks_at_values(None, given))
+        elif given < 1:
+            raise ValueError(f"expected at least one rank but got {name} = {given}")
+    return couple_masses(n, m, device)
+
+
+def couple_masses(n: int | Tensor, m: int | Tensor, device: torch.device | str | None = None) -> RankCoupling:
+    """Couple likewise, without a look at the weights."""
+    if not isinstance(n, Tensor) and not isinstance(m, Tensor):
         return _uniform(n, m, device)
-    given = n if isinstance(n, Tensor) else m
-    assert isinstance(given, Tensor)
-    return couple_edges(_edges(n, given, "n"), _edges(m, given, "m"))
+    where = next(given.device for given in (n, m) if isinstance(given, Tensor))
+    left, right = (
+        cumulative(given)
+        if isinstance(given, Tensor)
+        else torch.arange(1, given + 1, device=where, dtype=torch.float64) / given
+        for given in (n, m)
+    )
+    return couple_edges(left, right)
 
 
 def couple_edges(left: Tensor, right: Tensor) -> RankCoupling:
@@ -107,8 +122,6 @@ def cumulative(weights: Tensor) -> Tensor:
 
 
 def _uniform(n: int, m: int, device: torch.device | str | None) -> RankCoupling:
-    if n < 1 or m < 1:
-        raise ValueError(f"expected at least one rank on either side but got n = {n}, m = {m}")
     if n == m:
         ranks = torch.arange(n, device=device)
         return RankCoupling(ranks, ranks, torch.full((n,), 1 / n, dtype=torch.float64, device=device), (n, n))
@@ -122,13 +135,3 @@ def _uniform(n: int, m: int, device: torch.device | str | None) -> RankCoupling:
     starts = torch.cat([edges.new_zeros(1), edges[:-1]])
     mass = (edges - starts).to(torch.float64) / (n * step_n)
     return RankCoupling(starts // step_n, starts // step_m, mass, (n, m))
-
-
-def _edges(weights: int | Tensor, like: Tensor, name: str) -> Tensor:
-    if isinstance(weights, int):
-        if weights < 1:
-            raise ValueError(f"expected at least one rank but got {name} = {weights}")
-        steps = torch.arange(1, weights + 1, device=like.device, dtype=torch.float64)
-        return steps / weights
-    check_weights(weights, tuple(weights.shape), name, looks_at_values(None, weights))
-    return cumulative(weights)

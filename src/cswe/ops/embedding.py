@@ -19,7 +19,7 @@ from cswe.ops._inputs import (
     without_autocast,
     working_dtype,
 )
-from cswe.ops.coupling import couple_edges, cumulative, rank_coupling
+from cswe.ops.coupling import couple_masses, rank_coupling
 from cswe.ops.fast_sort import sort_rows
 from cswe.ops.sorting import filled_ranks, sort_with_padding_last, sorted_with_padding_last
 
@@ -140,8 +140,7 @@ def quantiles_of_sorted(ranked: Tensor, mass: Tensor | None, points: int) -> Ten
     if mass is None:
         # In a compiled graph the number of tokens may be symbolic: no branch and no integer coupling on it.
         mass = torch.ones_like(ranked)
-    steps = torch.arange(1, points + 1, device=ranked.device, dtype=torch.float64) / points
-    return (couple_edges(cumulative(mass), steps).T @ ranked) * points
+    return (couple_masses(mass, points).T @ ranked) * points
 
 
 def displacement(quantiles: Tensor, reference: Tensor, order: Order) -> Tensor:

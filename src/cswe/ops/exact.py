@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from cswe.ops.coupling import RankCoupling, couple_edges, cumulative, rank_coupling
+from cswe.ops.coupling import couple_masses
 from cswe.ops.fast_sort import sort_rows
 from cswe.ops.measure import Measure, centre_of, quotient, weighted_mean
 
@@ -89,7 +89,9 @@ def _tied_slices(x: Tensor, y: Tensor, directions: Tensor, x_mass: Tensor | None
 def _untied_cross(
     x: Tensor, y: Tensor, x_order: Tensor, y_order: Tensor, x_masses: Tensor | None, y_masses: Tensor | None
 ) -> Tensor:
-    coupling = _coupling(x.shape[-2], y.shape[-2], x_masses, y_masses, x.device)
+    coupling = couple_masses(
+        x.shape[-2] if x_masses is None else x_masses, y.shape[-2] if y_masses is None else y_masses, x.device
+    )
     gram = x @ y.transpose(-1, -2)  # (B, N, M)
     shape = (*x_order.shape[:-1], coupling.mass.shape[-1])
     rows = x_order.gather(-1, coupling.rows.expand(shape))
@@ -97,16 +99,6 @@ def _untied_cross(
     places = (rows * y.shape[-2] + cols).flatten(1)
     entries = gram.flatten(1).gather(-1, places).reshape(shape)
     return (entries * coupling.mass.to(entries.dtype)).sum(-1)
-
-
-def _coupling(n: int, m: int, x_masses: Tensor | None, y_masses: Tensor | None, device: torch.device) -> RankCoupling:
-    if x_masses is None and y_masses is None:
-        return rank_coupling(n, m, device)
-    edges = (
-        torch.arange(1, count + 1, device=device, dtype=torch.float64) / count if masses is None else cumulative(masses)
-        for count, masses in ((n, x_masses), (m, y_masses))
-    )
-    return couple_edges(*edges)
 
 
 def tied_cross(x: Tensor, y: Tensor, directions: Tensor, x_mass: Tensor | None, y_mass: Tensor | None) -> Tensor:

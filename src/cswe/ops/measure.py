@@ -17,8 +17,8 @@ class Measure(NamedTuple):
     is_weighted: bool
     mass: Tensor | None
 
-    def samples(self, here: slice) -> "Measure":
-        """Restrict to some of the samples."""
+    def samples(self, here: slice | int) -> "Measure":
+        """Restrict to some of the samples, or to one, without the batch axis."""
         mask, mass = self.mask, self.mass
         return Measure(
             self.points[here],
@@ -29,14 +29,7 @@ class Measure(NamedTuple):
 
     def sample(self, index: int) -> "Measure":
         """Take one sample, without the batch axis."""
-        one = self.samples(slice(index, index + 1))
-        mask, mass = one.mask, one.mass
-        return Measure(
-            one.points[0],
-            None if mask is None else mask[0],
-            self.is_weighted,
-            None if mass is None else mass[0],
-        )
+        return self.samples(index)
 
     def only_valid(self) -> "Measure":
         """Drop what is masked, of one set ``(N, d)``."""

@@ -16,7 +16,7 @@ from cswe.ops._inputs import (
     without_autocast,
     working_dtype,
 )
-from cswe.ops.coupling import couple_edges, cumulative, rank_coupling
+from cswe.ops.coupling import couple_masses
 from cswe.ops.fast_sort import sort_rows, sorted_rows
 
 
@@ -162,17 +162,15 @@ def _powered_distance(x: Tensor, y: Tensor, x_weights: Tensor | None, y_weights:
         x, y = sorted_rows(x), sorted_rows(y)
         if x.shape[-1] == y.shape[-1]:
             return (x - y).abs().pow(p).mean(-1)
-        coupling = rank_coupling(x.shape[-1], y.shape[-1], device=x.device)
+        coupling = couple_masses(x.shape[-1], y.shape[-1], x.device)
         moved = x[..., coupling.rows] - y[..., coupling.cols]
     else:
         (x, x_order), (y, y_order) = sort_rows(x), sort_rows(y)
-        edges = (
-            torch.arange(1, points.shape[-1] + 1, device=x.device, dtype=torch.float64) / points.shape[-1]
-            if weights is None
-            else cumulative(weights.gather(-1, order))
+        left, right = (
+            points.shape[-1] if weights is None else weights.gather(-1, order)
             for points, weights, order in ((x, x_weights, x_order), (y, y_weights, y_order))
         )
-        coupling = couple_edges(*edges)
+        coupling = couple_masses(left, right)
         batch = torch.broadcast_shapes(coupling.mass.shape[:-1], x.shape[:-1], y.shape[:-1])
         entries = (*batch, coupling.mass.shape[-1])
         moved = _pick(x, coupling.rows, entries) - _pick(y, coupling.cols, entries)
