@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "embed": ("cswe.training.vector_commands:embed", "turn sets into vectors"),
     "neighbors": ("cswe.training.vector_commands:neighbors", "find the nearest items of a store"),
     "explain": ("cswe.training.vector_commands:explain", "say which tokens speak for an answer"),
+    "bench": ("cswe.bench:bench", "time and memory of every way to compute the relaxed SWGG, on this machine"),
 }
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import shutil
 import subprocess
 import sys
 
@@ -254,6 +255,18 @@ class TestAsOperators:
                 expected = torch.autograd.grad(total(*inputs, mask), inputs[1:])
                 for a, b in zip(torch.autograd.grad(compiled(*inputs, mask), inputs[1:]), expected, strict=True):
                     torch.testing.assert_close(a, b)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU, g++ is missing")
+def test_compiled_to_machine_code():
+    def total(x, y, slices):
+        return swgg(x, y, slices, SoftSort(0.3)).sum()
+
+    inputs = [draw(0, 3, 9, 4), draw(1, 7, 4).requires_grad_(), draw(2, 2, 4).requires_grad_()]
+    torch._dynamo.reset()
+    found = torch.autograd.grad(torch.compile(total, fullgraph=True)(*inputs), inputs[1:])
+    for a, b in zip(found, torch.autograd.grad(total(*inputs), inputs[1:]), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.fixture
