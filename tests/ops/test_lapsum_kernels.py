@@ -200,6 +200,16 @@ class TestAgainstTheDefinition:
         shares = cpu_lapsum.targets_gradient(ones, torch.full((1, 1), 2048.0))
         assert float((shares - 1).abs().max()) < 1e-5
 
+    @pytest.mark.parametrize("gap", [2.0, 70.0, 600.0])
+    def test_two_points_in_closed_form(self, gap):
+        """Share ½ e^(−gap/2) of each goes over; in float64 its derivative is right to the digit, however small."""
+        problem = make(2, 2, 3, batch=1, slices=1)
+        problem = problem._replace(points=torch.tensor([[[0.0, gap]]], dtype=DOUBLE), order=torch.tensor([[[0, 1]]]))
+        (v, w), (first, second) = problem.tokens[0], problem.targets[0]
+        slope = torch.exp(torch.tensor(-gap / 2, dtype=DOUBLE)) / 8 * torch.dot(w - v, first - second)
+        _, actual = cpu_lapsum.value_and_slope(problem, with_slope=True)
+        torch.testing.assert_close(actual[0, 0], torch.stack([slope, -slope]), rtol=1e-12, atol=0)
+
     def test_far_points(self):
         """Two clusters whose distance underflows, as many ranks in each and then not, and one point very far away."""
         for k in (40, 39, 8):

@@ -151,7 +151,7 @@ def sums_at_ranks(
                 if events.kind[m] == THRESHOLD:
                     k += 1
                 else:
-                    _add_centred(tokens[b], events.place[m], centre, weight, gradient[which], k)
+                    _add_row(tokens[b], events.place[m], centre, weight, gradient[which], k)
             spread(tokens[b], centre, room, POINT, total, events, -weight / 2, state)
         for k in range(ranks - 1):
             for c in range(gradient.shape[2]):
@@ -191,12 +191,12 @@ def sums_at_tokens(
                 if events.kind[m] == THRESHOLD:
                     k += 1
                 else:
-                    _add_centred(targets[which], k, origin, weight, tokens[b], events.place[m])
+                    _add_row(targets[which], k, origin, weight, tokens[b], events.place[m])
             spread(room, origin, tokens[b], THRESHOLD, total, events, weight / 2, state)
 
 
 @internal
-def _add_centred(source: Array, i: int, origin: Array, weight: Any, into: Array, j: int) -> None:
+def _add_row(source: Array, i: int, origin: Array, weight: Any, into: Array, j: int) -> None:
     scale = into.dtype.type(weight)
     for c in range(into.shape[1]):
         into[j, c] += scale * (source[i, c] - origin[c])
