@@ -105,9 +105,11 @@ def test_other_sizes_of_batches_share_what_is_open(store):
     assert classes_of(second.drawn(3)) == [2, 2, 2]
 
 
-def test_a_copy_outside_of_git_can_be_told_its_commit(monkeypatch):
-    monkeypatch.setattr("cswe.training.provenance._git", lambda *words: (_ for _ in ()).throw(OSError))
-    monkeypatch.delenv("CSWE_COMMIT", raising=False)
-    assert commit.__wrapped__() is None
+def test_a_copy_of_the_source_can_be_told_its_commit(monkeypatch):
     monkeypatch.setenv("CSWE_COMMIT", "abc123")
-    assert commit.__wrapped__() == "abc123"
+    monkeypatch.setattr("cswe.training.provenance._git", lambda folder, *words: "older")
+    assert commit.__wrapped__() == "abc123"  # whatever repository it lies in
+    monkeypatch.delenv("CSWE_COMMIT")
+    assert commit.__wrapped__() == "older+"
+    monkeypatch.setattr("cswe.training.provenance._git", lambda *words: (_ for _ in ()).throw(OSError))
+    assert commit.__wrapped__() is None

@@ -42,11 +42,13 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Return the commit of this package's source, with a plus sign if files differ from it.
+    """Return the commit of this package's source, with a plus sign if files differ from it; None if nobody knows.
 
-    Outside of git, where a copy of the source was carried to another machine say, it is what the environment variable
-    ``CSWE_COMMIT`` says, or None.
+    What the environment variable ``CSWE_COMMIT`` says counts first: a copy of the source that was carried to another
+    machine may lie in no repository, or in an older one.
     """
+    if told := os.environ.get("CSWE_COMMIT"):
+        return told
     here = Path(__file__).resolve().parent
     try:
         # Installed into somebody's environment, this file may lie in a repository that is not ours.
@@ -54,7 +56,7 @@ def commit() -> str | None:
         head = _git(here, "rev-parse", "HEAD")
         return head + ("+" if _git(here.parent, "status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("CSWE_COMMIT") or None
+        return None
 
 
 def reset_peak(device: torch.device) -> None:
