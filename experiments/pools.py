@@ -12,7 +12,7 @@ class Named:
     text
         As a plan asks for it, ``"attention:queries=5"``.
     label
-        As tables print it.
+        As tables print it; the numbers in it, multiplied (and with the dimension, for attention), are the size.
     slices
         Its number of slices in the tuned comparisons; None for poolings that have none, or where it is varied.
     """
@@ -22,6 +22,7 @@ class Named:
     slices: int | None = None
 
 
+# A text says all that its recipe could say otherwise: the tuned one has learned weightings of its own.
 POOLS = {
     "gap": Named("mean", "mean (GAP)"),
     "cls": Named("cls", "CLS"),
@@ -30,11 +31,11 @@ POOLS = {
     "attention-1": Named("attention:queries=1", "attention, 1 query"),
     "attention-3": Named("attention:queries=3", "attention, 3 queries"),
     "attention-5": Named("attention:queries=5", "attention, 5 queries"),
-    "statistics": Named("statistics:weightings=2", "attentive statistics, 2 × 256", 256),
-    "moments": Named("moments:readout=moments:4", "L-moments, 192 × 4", 192),
+    "statistics": Named("statistics:weightings=2", "attentive statistics, 2 × 256 × 2", 256),
+    "moments": Named("moments:readout=moments:4,weightings=0", "L-moments, 192 × 4", 192),
     "weighted": Named("moments:readout=moments:2,weightings=2", "weighted L-moments, 2 × 256 × 2", 256),
-    "statistics-4": Named("statistics:weightings=4", "attentive statistics, 4 × 128", 128),
-    "moments-128": Named("moments:readout=moments:4", "L-moments, 128 × 4", 128),
+    "statistics-4": Named("statistics:weightings=4", "attentive statistics, 4 × 128 × 2", 128),
+    "moments-128": Named("moments:readout=moments:4,weightings=0", "L-moments, 128 × 4", 128),
     "weighted-4": Named("moments:readout=moments:2,weightings=4", "weighted L-moments, 4 × 128 × 2", 128),
 }
 # All of one size, or smaller, and all under the same regularisation.

@@ -188,7 +188,11 @@ SPLITS = 3  # every seed has a split of its own: with so few shapes the split de
 _HUNDRED = ("epochs=100", "batch_size=32")
 # ε = 7 is far above any transport between points of the unit ball: there the bound is relative, as is the temperature.
 RAW_CSWE = "cswe:bound=0.9,bound_scale=fraction,temperature=1,temperature_scale=relative"
-POINT_RIVALS = ("statistics:weightings=2", "moments:readout=moments:8", "moments:readout=moments:2,weightings=2")
+POINT_RIVALS = (
+    "statistics:weightings=2",
+    "moments:readout=moments:8,weightings=0",
+    "moments:readout=moments:2,weightings=2",
+)
 
 
 def _points(_: Chosen) -> list[Entry]:
