@@ -1,6 +1,7 @@
 """Results as tables look them up and print them."""
 
 import math
+from collections.abc import Container
 from pathlib import Path
 
 from cswe.training.table import Mean, Row, Table
@@ -82,9 +83,9 @@ def memory_text(row: Row | None) -> str:
     return f"{max(result.facts['memory']['bytes'] for result in row.whole) / 1e9:.1f} GB"
 
 
-def only_seed(row: Row | None, seed: int) -> Row | None:
-    """Keep one seed of a row."""
+def only_seeds(row: Row | None, seeds: Container[int]) -> Row | None:
+    """Keep some seeds of a row."""
     if row is None:
         return None
-    kept = tuple(result for result in row.results if result.cell.seed == seed)
+    kept = tuple(result for result in row.results if result.cell.seed in seeds)
     return Row(row.pool, row.layer, row.slices, kept) if kept else None

@@ -7,7 +7,7 @@ from experiments.lookup import (
     gain_text,
     mean_text,
     memory_text,
-    only_seed,
+    only_seeds,
     seconds_text,
     size_text,
 )
@@ -56,7 +56,7 @@ def proteins_literal(results: Results) -> str:
     lines = []
     for key in ("swe", "cswe"):
         pool = POOLS[key].text
-        ours = only_seed(results.row("proteins-table", pool, 6, 16), 0)
+        ours = only_seeds(results.row("proteins-table", pool, 6, 16), {0})
         literal = results.row("proteins-table", with_choices(pool, "epochs=50"), 6, 16)
         for row, how in ((ours, "256, 20"), (literal, "32, 50 (paper)")):
             lines.append(

@@ -193,7 +193,7 @@ def test_studies_are_what_the_page_says():
     chosen = dict.fromkeys(IMAGE_RIVALS, GRID[0])
     tasks = {name: study.tasks(chosen) for name, study in STUDIES.items()}
     counts = {name: len(found) for name, found in tasks.items()}
-    assert counts["images-table1"] == 3 * 4 * 3 + 3
+    assert counts["images-table1"] == 3 * 4 * 3 + 3 * 2 * 3 + 2
     assert counts["images-slices"] == 5 * 2 * 3
     assert counts["images-map"] == 3 * 2 * 3
     assert counts["images-few"] == 6 * 3 * 3
@@ -204,6 +204,9 @@ def test_studies_are_what_the_page_says():
     paper = [task.cell.recipe for task in tasks["images-table1"] if task.cell.pool == "cswe"]
     assert {recipe.optimization.epochs for recipe in paper} == {30}
     assert {recipe.bounding.slack_every for recipe in paper} == {22}
+    plain = [task.cell for task in tasks["images-table1"] if task.cell.pool == "mean:epochs=80"]
+    assert {cell.recipe.optimization.epochs for cell in plain} == {80}
+    assert {(cell.layer, cell.seed) for cell in plain} == {(layer, seed) for layer in (6, 9, 12) for seed in range(3)}
     (clock,) = tasks["images-clock"]
     assert (clock.cell.recipe.optimization.epochs, clock.cell.slices) == (80, 64)
     literal = next(task.cell.recipe for task in tasks["proteins-table"] if task.cell.pool == "cswe:epochs=50")

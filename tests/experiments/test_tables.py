@@ -56,6 +56,19 @@ def test_numbers_stand_where_they_belong(tmp_path):
     assert str(TABLE1["cswe", 12][2]) in bounded
 
 
+def test_the_papers_epochs_count_for_means_once_they_are_there(tmp_path):
+    add(tmp_path, "images-table1", "mean", 6, None, [0.46, 0.47, 0.48])
+    assert "| 30 |" in TABLES["images-table1"](Results(tmp_path)).replace("     30 |", " 30 |")
+    assert "| 6" not in TABLES["images-epochs"](Results(tmp_path))
+    add(tmp_path, "images-table1", "mean:epochs=80", 6, None, [0.50, 0.50])
+    (line,) = [line for line in TABLES["images-table1"](Results(tmp_path)).splitlines() if line.startswith("| 6")]
+    assert " 80 " in line
+    assert "50.00 (0.00)" in line
+    lines = TABLES["images-epochs"](Results(tmp_path)).splitlines()
+    assert "46.50 (0.71)" in lines[2]  # the two seeds that both have
+    assert "**+3.50 ± 0.50**" in lines[3]
+
+
 def test_differences_are_taken_seed_by_seed(tmp_path):
     ours, rival = POOLS["weighted"], POOLS["attention-5"]
     add(tmp_path, "images-tuned", ours.text, 12, 256, [0.70, 0.71, 0.72])
