@@ -6,6 +6,7 @@ Interpreted, the kernels run on the CPU at small sizes, in a process of their ow
 imported. On a GPU the same matrix runs at real sizes, with what only a GPU has: streams, devices, large tensors.
 """
 
+import copy
 import os
 import sys
 from pathlib import Path
@@ -17,8 +18,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
+from cswe.nn import SWEPool
+from cswe.nn.projected import ProjectedSets
 from cswe.ops import SoftSort, swgg
-from cswe.ops.kernels import Problem, backend, cuda, cuda_cost, cuda_laplace, cuda_sort, dense
+from cswe.ops.embedding import l_moments_of_sorted, quantiles_of_sorted
+from cswe.ops.kernels import (
+    Problem,
+    backend,
+    cuda,
+    cuda_cost,
+    cuda_laplace,
+    cuda_moments,
+    cuda_quantiles,
+    cuda_sort,
+    dense,
+)
 from cswe.ops.laplace import plain_and_signed_sums
 from cswe.ops.measure import Measure, centre_of
 
@@ -220,6 +234,53 @@ def check_at_once(device):
     return " ".join(f"{e:.1e}" for e in worst)
 
 
+def check_readouts(device):
+    """Weighted L-moments, and quantile functions of sets of other sizes: values and gradients against plain torch."""
+    worst = [0.0] * 5
+    # Samples, slices, tokens, weightings, moments, reference points; masked; ties.
+    cases = [(2, 3, 7, 2, 4, 5, False, False), (3, 2, 33, 1, 5, 70, True, True), (2, 1, 1, 2, 3, 4, False, False)]
+    large = [
+        (64, 32, 98, 2, 2, 196, False, False),
+        (8, 16, 700, 4, 4, 100, True, True),
+        (4, 3, 3000, 2, 8, 512, True, False),
+    ]
+    for batch, slices, count, heads, k, points, masked, ties in cases if device == "cpu" else [*cases, *large]:
+        generator = torch.Generator().manual_seed(count)
+        x = torch.randn(batch, slices, count, generator=generator)
+        x = (x.round() if ties else x).to(device)
+        scores = torch.randn(batch, heads, count, generator=generator).to(device)
+        mask, lengths = None, None
+        if masked:
+            mask = (torch.rand(batch, count, generator=generator) < 0.6).to(device)
+            mask[:, 0] = True
+            scores, lengths = scores.masked_fill(~mask[:, None], -torch.inf), mask.sum(-1)
+        masses = torch.softmax(scores, -1) * 1.7  # they need not sum to one
+
+        def differentiated(of, precision, *inputs):
+            leaves = [t.detach().to(precision).clone().requires_grad_() for t in inputs]
+            value = of(*leaves)
+            weights = torch.arange(1.0, value.numel() + 1, device=value.device).reshape(value.shape) / value.numel()
+            return value, *torch.autograd.grad((value * weights).sum(), leaves)
+
+        found = differentiated(
+            lambda *given, m=mask, n=k: cuda_moments.higher_moments(*given, m, n), torch.float32, x, masses
+        )
+        expected = differentiated(
+            lambda *given, m=mask, n=k: l_moments_of_sorted(*ProjectedSets(given[0], m, given[1]).ranked(), n)[..., 1:],
+            torch.float64, x, masses,
+        )  # fmt: skip
+        if mask is not None:
+            expected[2].masked_fill_(~mask[:, None], 0)  # a masked token's mass is nobody's business
+        ranked = x.sort(-1).values
+        found += differentiated(lambda s, n=lengths, m=points: cuda_quantiles.averages(s, n, m), torch.float32, ranked)
+        present = None if lengths is None else (torch.arange(count, device=device) < lengths[:, None])[:, None]
+        expected += differentiated(lambda s, p=present, m=points: quantiles_of_sorted(s, p, m), torch.float64, ranked)
+        if count > 1:  # one value has no moments but its mean
+            worst = [max(w, error(f, e)) for w, f, e in zip(worst, found, expected, strict=True)]
+    assert max(worst) < 2e-5, worst
+    return " ".join(f"{e:.1e}" for e in worst)
+
+
 def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
 
@@ -298,6 +359,32 @@ def check_deterministic():
         assert torch.equal(a, b)
 
 
+def check_pools():
+    """Pools on the GPU are those on the CPU, masks and all; in deterministic mode torch has nothing to complain of."""
+    worst = 0.0
+    mask = draw(5, 60, seed=7) < 0.5
+    mask[:, 0] = True
+    for choices in (
+        {"readout": "moments:3", "weightings": 2},
+        {"readout": "flatten", "points": 17, "order": "reference"},
+    ):
+        for m in (None, mask):
+            pool = SWEPool(dim=12, slices=6, **choices)
+            other = copy.deepcopy(pool).double()
+            pool, x = pool.cuda(), draw(5, 60, 12, seed=8)
+            weights = draw(5, pool.out_dim, seed=9)
+            torch.use_deterministic_algorithms(True)
+            try:
+                found = torch.autograd.grad((pool(x, m) * weights).sum(), list(pool.parameters()))
+            finally:
+                torch.use_deterministic_algorithms(False)
+            value = other(x.cpu().double(), None if m is None else m.cpu())
+            expected = torch.autograd.grad((value * weights.cpu()).sum(), list(other.parameters()))
+            worst = max(worst, error(pool(x, m).cpu(), value), *(map(error, [f.cpu() for f in found], expected)))
+    assert worst < 1e-4, worst
+    return f"{worst:.1e}"
+
+
 def check_operator():
     problem = make((3, 37, 37, 20, 2, 0.1), "cuda")
     leaves = {name: getattr(problem, name).requires_grad_() for name in ("points", "tokens", "squares", "targets")}
@@ -319,6 +406,7 @@ ON_GPU = [
     check_missing_gradients,
     check_stream,
     check_deterministic,
+    check_pools,
     check_operator,
     check_large,
 ]
@@ -339,6 +427,7 @@ def main():
     if number == 1:
         print(f"sorting and Laplace sums: {check_parts(device):.1e}", flush=True)
         print(f"D in one step, and gradients by tokens, reference, slices: {check_at_once(device)}", flush=True)
+        print(f"moments, by values, by masses, quantiles, by values: {check_readouts(device)}", flush=True)
     for check in ON_GPU[number - 1 :: parts] if device == "cuda" else []:
         try:
             print("ok  ", check.__name__, check() or "", flush=True)

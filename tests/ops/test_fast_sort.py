@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cswe.ops import fast_sort
-from cswe.ops.fast_sort import sort_rows, sorted_rows
+from cswe.ops.fast_sort import permuted, sort_rows, sorted_rows
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +128,32 @@ class TestTracing:
     def test_vmap(self):
         values = draw(4, 9)
         assert torch.equal(torch.func.vmap(lambda row: sort_rows(row)[0])(values), values.sort(-1).values)
+
+
+class TestPermuted:
+    """A gather by a permutation, and derivatives of it that gather, too."""
+
+    def inverse_pair(self):
+        order = torch.stack([torch.randperm(5, generator=torch.Generator().manual_seed(seed)) for seed in range(3)])
+        return order, order.argsort(-1)
+
+    def test_it_is_a_gather(self):
+        order, inverse = self.inverse_pair()
+        values = torch.randn(4, 3, 5, dtype=torch.float64, requires_grad=True)
+        weights = torch.randn(4, 3, 5, dtype=torch.float64)
+        found, expected = permuted(values, order, inverse), values.gather(-1, order.expand(values.shape))
+        assert torch.equal(found, expected)
+        of = [torch.autograd.grad((each * weights).sum(), values)[0] for each in (found, expected)]
+        assert torch.equal(*of)
+
+    def test_derivatives(self):
+        order, inverse = self.inverse_pair()
+        values = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda v: permuted(v, order, inverse).square(), values)
+        assert torch.autograd.gradgradcheck(lambda v: permuted(v, order, inverse).pow(3), values)
+
+    def test_under_vmap(self):
+        order, inverse = self.inverse_pair()
+        values = torch.randn(4, 3, 5)
+        found = torch.func.vmap(lambda v: permuted(v, order, inverse))(values)
+        assert torch.equal(found, permuted(values, order, inverse))

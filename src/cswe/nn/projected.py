@@ -4,8 +4,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from cswe.ops._gpu import gpu_kernels
 from cswe.ops._inputs import measure_weights
-from cswe.ops.embedding import Interpolation, Order, displacement, quantile_function, quantiles_of_sorted
+from cswe.ops.embedding import (
+    Interpolation,
+    Order,
+    displacement,
+    l_moments_of_sorted,
+    quantile_function,
+    quantiles_of_sorted,
+)
 from cswe.ops.sorting import filled_ranks, sort_with_padding_last, sorted_with_padding_last
 
 
@@ -70,13 +78,22 @@ class ProjectedSets:
         masses = self.masses.unsqueeze(2).expand(shape).gather(-1, order.unsqueeze(1).expand(shape))
         return values.unsqueeze(1), masses
 
+    def higher_moments(self, k: int) -> Tensor:
+        """Give the L-moments from the second to the k-th, ``(B, H or 1, L, k − 1)``."""
+        if self.masses is not None:
+            compiled = gpu_kernels("cuda_moments", self.projections, self.masses)
+            if compiled is not None and compiled.fits(self.projections, k):
+                moments: Tensor = compiled.higher_moments(self.projections, self.masses, self.mask, k)
+                return moments
+        return l_moments_of_sorted(*self.ranked(), k)[..., 1:]
+
     def displacements(self) -> Tensor:
         """Give the displacements to the reference, ``(B, H or 1, L, M)``."""
         if self.reference is None:
             raise ValueError("this readout compares with a reference, but the pool has none: give it points=M")
         points = self.reference.shape[-1]
-        if self.interpolation == "linear":
-            quantiles = quantile_function(self.projections, points, self.mask, None, "linear").unsqueeze(1)
+        if self.masses is None or self.interpolation == "linear":
+            quantiles = quantile_function(self.projections, points, self.mask, None, self.interpolation).unsqueeze(1)
         else:
             quantiles = quantiles_of_sorted(*self.ranked(), points)
         return displacement(quantiles, self.reference, self.order)

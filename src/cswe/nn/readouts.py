@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from cswe.nn.projected import ProjectedSets
-from cswe.ops.embedding import l_moments_of_sorted
 from cswe.ops.measure import root
 
 
@@ -57,9 +56,7 @@ class Moments(Readout):
         means = sets.means()
         if self.k == 1:
             return means.flatten(1)
-        ranked, masses = sets.ranked()
-        higher = l_moments_of_sorted(ranked, masses, self.k)[..., 1:]
-        return torch.cat([means.unsqueeze(-1), higher], dim=-1).flatten(1)
+        return torch.cat([means.unsqueeze(-1), sets.higher_moments(self.k)], dim=-1).flatten(1)
 
     def extra_repr(self) -> str:
         """Describe the layer."""

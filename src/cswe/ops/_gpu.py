@@ -8,14 +8,20 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from cswe.ops._asked import wants_compiled
+
 
 def gpu_kernels(name: str, *tensors: Tensor, half: tuple[Tensor, ...] = ()) -> ModuleType | None:
     """Give a module of :mod:`cswe.ops.kernels` if the tensors are plain float32 numbers on a GPU, and Triton is there.
 
     Those under ``half`` may be in half precision. Not while torch traces (compile, export, fake tensors) or transforms
-    (vmap, forward-mode derivatives).
+    (vmap, forward-mode derivatives), nor where a plain way was asked for.
     """
-    if torch.compiler.is_compiling() or not all(_is_plain(tensor, _SINGLE) for tensor in tensors):
+    if (
+        torch.compiler.is_compiling()
+        or not wants_compiled()
+        or not all(_is_plain(tensor, _SINGLE) for tensor in tensors)
+    ):
         return None
     return _module(name) if all(_is_plain(tensor, _ANY) for tensor in half) else None
 

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from cswe.ops._gpu import gpu_kernels
 from cswe.ops._inputs import (
     as_mask,
     check_finite,
@@ -20,7 +21,7 @@ from cswe.ops._inputs import (
     working_dtype,
 )
 from cswe.ops.coupling import couple_masses, rank_coupling
-from cswe.ops.fast_sort import sort_rows
+from cswe.ops.fast_sort import permuted, sort_rows, sorted_rows
 from cswe.ops.sorting import filled_ranks, sort_with_padding_last, sorted_with_padding_last
 
 Interpolation = Literal["barycentric", "linear"]
@@ -118,6 +119,12 @@ def quantile_function(
     if interpolation == "linear":
         return _interpolate(sorted_with_padding_last(values, row_mask), points, row_mask)
     if weights is None:
+        compiled = gpu_kernels("cuda_quantiles", values)
+        if compiled is not None and (mask is not None or values.shape[-1] != points):
+            lengths = None if mask is None else mask.sum(-1)
+            hidden = values if row_mask is None else values.masked_fill(~row_mask, torch.finfo(values.dtype).max)
+            averages: Tensor = compiled.averages(sorted_rows(hidden), lengths, points)
+            return averages
         ranked = sorted_with_padding_last(values, row_mask)
         mass = None if mask is None else filled_ranks(mask).unsqueeze(-2)
     else:
@@ -150,7 +157,7 @@ def displacement(quantiles: Tensor, reference: Tensor, order: Order) -> Tensor:
         return quantiles - ranked
     # argsort lists the points by rank; its inverse, which is needed here, gives each point its rank.
     rank = torch.argsort(by_rank, dim=-1)
-    return quantiles.gather(-1, rank.expand(quantiles.shape)) - reference
+    return permuted(quantiles, rank, by_rank) - reference
 
 
 def _interpolate(ranked: Tensor, points: int, mask: Tensor | None) -> Tensor:

@@ -4,6 +4,8 @@ On the CPU ``torch.sort`` spends most of its time on not being vectorised. numpy
 float32 are packed into integers, value above index, and sorted as those: stable, because indices break ties.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ def sort_rows(values: Tensor) -> tuple[Tensor, Tensor]:
     (tensor([1., 1., 2., 3.]), tensor([1, 2, 3, 0]))
     """
     compiled = gpu_kernels("cuda_sort", values)
-    if compiled is not None and compiled.is_faster(values):
+    if compiled is not None and values.numel():
         pair: tuple[Tensor, Tensor] = compiled.sort_rows(values)
         return pair
     if not _is_faster(values):
@@ -45,6 +47,35 @@ def sorted_rows(values: Tensor) -> Tensor:
     # A copy, in rows: numpy sorts in place.
     result = values.detach().clone(memory_format=torch.contiguous_format)
     share_out(np.ndarray.sort, [(rows, -1) for rows in _row_blocks(result)])
+    return result
+
+
+class _Permuted(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        return values.gather(-1, order.expand(values.shape))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        order, inverse = ctx.saved_tensors
+        return permuted(grad, inverse, order), None, None
+
+
+def permuted(values: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """Gather values ``(…, N)`` by a permutation that broadcasts; its inverse is given.
+
+    torch's gather adds up gradients one by one, since an index might occur twice: slow, and in deterministic mode
+    slower still. Here the gradient is gathered by the inverse.
+    """
+    if torch.compiler.is_compiling():
+        return values.gather(-1, order.expand(values.shape))
+    result: Tensor = _Permuted.apply(values, order, inverse)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -134,23 +134,26 @@ class _LaplaceSums(torch.autograd.Function):
 
 class _FirstDerivative(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, what: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.what = what
+    def forward(ctx: Any, what: str, instead: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.what, ctx.instead = what, instead
         return tuple(tensor.clone() for tensor in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise NotImplementedError(
             f"{ctx.what} has a hand-written first derivative and no second one. Leave out create_graph=True, or use "
-            "the operator's dense() form, which torch differentiates as often as you like"
+            f"{ctx.instead}, which torch differentiates as often as you like"
         )
 
 
 def refuse_second_derivative(
-    grads: tuple[Tensor, ...], depends_on: tuple[Tensor, ...], what: str
+    grads: tuple[Tensor, ...],
+    depends_on: tuple[Tensor, ...],
+    what: str,
+    instead: str = "the operator's dense() form",
 ) -> tuple[Tensor, ...]:
     """Pass gradients on, such that differentiating them again is an error instead of silently wrong."""
     if not torch.is_grad_enabled():  # no graph is being built of this backward pass
         return grads
-    result: tuple[Tensor, ...] = _FirstDerivative.apply(what, len(grads), *grads, *depends_on)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, ...] = _FirstDerivative.apply(what, instead, len(grads), *grads, *depends_on)  # type: ignore[no-untyped-call]
     return result

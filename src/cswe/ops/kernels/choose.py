@@ -4,22 +4,19 @@ import contextlib
 import importlib
 import importlib.util
 import logging
-import os
 from collections.abc import Iterator
-from contextvars import ContextVar
 from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from cswe.ops._asked import BACKENDS, asked, checked, chosen
 from cswe.ops.kernels.problem import Problem
 
-BACKENDS = ("dense", "scan", "cpu", "cuda")
-"""The definition; plain torch on any device; compiled by numba; compiled by Triton."""
+__all__ = ["BACKENDS", "Way", "backend", "choose", "choose_way", "way"]
 
 _log = logging.getLogger("cswe")
-_chosen: ContextVar[str | None] = ContextVar("cswe_backend", default=None)
 
 
 class Way(Protocol):
@@ -44,7 +41,8 @@ def backend(name: str) -> Iterator[None]:
     name
         ``"dense"`` (the definition, quadratic), ``"scan"`` (plain torch), ``"cpu"`` (numba, the extra ``fast``),
         ``"cuda"`` (Triton, on a GPU) or ``"auto"``. The environment variable ``CSWE_BACKEND`` does the same for a
-        whole process; a block wins over it. What ``torch.compile`` has compiled keeps the way it was traced with.
+        whole process; a block wins over it. What ``torch.compile`` has compiled keeps the way it was traced with. The
+        first two keep pools on a GPU in plain torch, too.
 
     Examples
     --------
@@ -55,11 +53,11 @@ def backend(name: str) -> Iterator[None]:
     >>> bool(torch.allclose(exact, cswe.ops.swgg(x, y, slices, cswe.ops.SoftSort(0.1)), atol=1e-5))
     True
     """
-    token = _chosen.set(_checked(name, "backend"))
+    token = chosen.set(checked(name, "backend"))
     try:
         yield
     finally:
-        _chosen.reset(token)
+        chosen.reset(token)
 
 
 def choose(problem: Problem) -> str:
@@ -71,18 +69,18 @@ def choose(problem: Problem) -> str:
 
 def choose_way(device: str, is_uniform: bool) -> str:
     """Name the way to compute a problem on a device, with equal masses or not."""
-    asked = _chosen.get() or _checked(os.environ.get("CSWE_BACKEND", "auto"), "CSWE_BACKEND")
-    if asked == "auto":
+    wanted = asked()
+    if wanted == "auto":
         return device if device in ("cpu", "cuda") and is_uniform and not _say_if_missing(device) else "scan"
-    if asked in ("cpu", "cuda"):
-        if device != asked:
-            raise ValueError(f"the backend {asked!r} was asked for, but the tensors are on {device}")
-        missing = _missing(asked)
+    if wanted in ("cpu", "cuda"):
+        if device != wanted:
+            raise ValueError(f"the backend {wanted!r} was asked for, but the tensors are on {device}")
+        missing = _missing(wanted)
         if missing:
-            raise ValueError(f"the backend {asked!r} was asked for, but {missing}")
+            raise ValueError(f"the backend {wanted!r} was asked for, but {missing}")
         if not is_uniform:
             return "scan"
-    return asked
+    return wanted
 
 
 # torch.compile can read neither context variables nor the environment: the choice is a constant to it. This is what
@@ -113,10 +111,3 @@ def _missing(compiled: str) -> str:
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     return "" if importlib.util.find_spec("triton") else "triton is not installed"
-
-
-def _checked(name: str, source: str) -> str:
-    if name not in (*BACKENDS, "auto"):
-        expected = ", ".join(map(repr, (*BACKENDS, "auto")))
-        raise ValueError(f"expected {source} to be one of {expected} but got {name!r}")
-    return name

@@ -73,9 +73,37 @@ def plain_sort(values: Tensor) -> tuple[Tensor, Tensor]:
     return ordered, order
 
 
+@triton.jit
+def _unsort(values, order, out, rows, N, NB: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    for start in range(0, N, NB):
+        rank = start + tl.arange(0, NB)
+        inside = rank < N
+        token = tl.load(order + row * N + rank, mask=inside, other=0)
+        tl.store(out + row * N + token, tl.load(values + row * N + rank, mask=inside, other=0.0), mask=inside)
+
+
+def unsort_rows(values: Tensor, order: Tensor) -> Tensor:
+    """Put values ``(…, N)`` back to where the sort took them from.
+
+    As ``scatter`` does; but that, in deterministic mode, sorts all indices first, not knowing that they are distinct.
+    """
+    count = values.shape[-1]
+    result = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    block = min(1024, int(triton.next_power_of_2(count)))
+    with on_device_of(values):
+        _unsort[(values.numel() // count,)](
+            values.contiguous(), order.contiguous(), result, values.numel() // count, count, NB=block, num_warps=1
+        )
+    return result
+
+
 class _SortRows(torch.autograd.Function):
     @staticmethod
     def forward(values: Tensor) -> tuple[Tensor, Tensor]:
+        if not is_faster(values):
+            ordered, order = torch.sort(values, dim=-1, stable=True)
+            return ordered, order
         return _launch(values if values.ndim == 3 else values.reshape(1, -1, values.shape[-1]), torch.int64)
 
     @staticmethod
@@ -86,11 +114,13 @@ class _SortRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> Tensor:
         (order,) = ctx.saved_tensors
-        return torch.empty_like(grad).scatter_(-1, order, grad)
+        if torch.is_grad_enabled():  # a graph is being built of this pass: in terms that torch can differentiate again
+            return torch.zeros_like(grad).scatter(-1, order, grad)
+        return unsort_rows(grad, order)
 
 
 def is_faster(values: Tensor) -> bool:
-    """Whether :func:`sort_rows` beats ``torch.sort``: many short rows."""
+    """Whether our own kernel beats ``torch.sort``: many short rows."""
     return 0 < values.shape[-1] <= LONGEST and values.numel() >= FEWEST
 
 
