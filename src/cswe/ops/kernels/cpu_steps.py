@@ -10,6 +10,9 @@ needed, with and without the tied ranks (the slope of |s_r − s_k| at 0 is 0); 
 
 Reassociation and contraction are all of "fast math" that is allowed: they vectorise the inner products and leave
 comparisons, and with them the tie rules, as they are.
+
+numba keeps what it has compiled by the file of the loop that calls it: after a change to a file of steps, remove
+``__pycache__/*.nb*`` beside it.
 """
 
 from collections.abc import Callable
