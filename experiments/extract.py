@@ -18,7 +18,8 @@ from cswe.tokens.sources.point_sets import PointSets
 from cswe.training.parallel import default_device
 from cswe.training.provenance import commit, machine, peak_memory, versions
 from experiments.records import RESULTS, add_extraction
-from experiments.studies import LAYERS, SPLITS
+from experiments.studies import SPLITS
+from experiments.tuning import LAYERS
 
 
 @dataclass(frozen=True)

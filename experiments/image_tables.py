@@ -1,6 +1,5 @@
 """The tables on images."""
 
-from cswe.training.checkpoint import read_json
 from cswe.training.table import Row, grid
 from experiments.lookup import (
     NOTHING,
@@ -16,8 +15,8 @@ from experiments.lookup import (
 from experiments.paper import TABLE1, TABLE1_SPLITS, image_resources
 from experiments.pools import IMAGE_RIVALS, POOLS, with_choices
 from experiments.records import read_extractions
-from experiments.studies import FEW, LAYERS
-from experiments.tuning import CHOICE
+from experiments.studies import FEW
+from experiments.tuning import IMAGES, LAYERS, read_choices
 
 
 def longest(results: Results, key: str, layer: int) -> tuple[Row | None, int]:
@@ -189,20 +188,17 @@ def _few_row(results: Results, key: str, count: int) -> Row | None:
 
 
 def tuning_table(results: Results) -> str:
-    """Say what the search chose for every pooling."""
-    file = results.folder / CHOICE
-    chosen = read_json(file)["chosen"] if file.exists() else {}
-    head = ["Pooling", "Weight decay", "Dropout", "Rate", "Validation", "Points tried", "Worst of them"]
+    """Say what the search chose for every pooling at every layer."""
+    chosen = read_choices(IMAGES, [results.folder])
+    head = ["Layer", "Pooling", "Weight decay", "Dropout", "Rate", "Validation", "Points tried", "Worst of them"]
     lines = []
-    for key in IMAGE_RIVALS:
-        entry = chosen.get(key)
-        if entry is None:
-            lines.append([POOLS[key].label, *[NOTHING] * 6])
-            continue
-        values = [choice.partition("=")[2] for choice in entry["choices"]]
-        tried = entry["tried"].values()
-        scores = [f"{100 * entry['validation']:.2f}", str(len(tried)), f"{100 * min(tried):.2f}"]
-        lines.append([POOLS[key].label, *values, *scores])
+    for layer in LAYERS:
+        for key in IMAGE_RIVALS:
+            if (entry := chosen.get((layer, key, None))) is not None:
+                values = [choice.partition("=")[2] for choice in entry["choices"]]
+                tried = entry["tried"].values()
+                scores = [f"{100 * entry['validation']:.2f}", str(len(tried)), f"{100 * min(tried):.2f}"]
+                lines.append([str(layer), POOLS[key].label, *values, *scores])
     return grid(head, lines)
 
 

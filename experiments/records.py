@@ -28,7 +28,7 @@ def read_study(folder: Path, study: str) -> dict[str, Result]:
 @lru_cache(maxsize=64)
 def _parsed(file: Path, *version: int) -> dict[str, Result]:
     """Read a file once for each version of it: workers look at all of them before every cell."""
-    return {result.cell.name: result for result in (Result.from_json(line, file) for line in _read(file, "cells"))}
+    return {result.cell.name: result for result in (Result.from_json(line, file) for line in read_lines(file, "cells"))}
 
 
 def read_all(folders: Iterable[Path], study: str) -> dict[str, Result]:
@@ -44,12 +44,12 @@ def add_result(folder: Path, study: str, result: Result, known: dict[str, Result
     with locked(lock):
         results = {**known, **read_study(folder, study), result.cell.name: result}
         lines = [results[name].to_json() for name in sorted(results)]
-        _write(folder / f"{study}.json", {"format": FORMAT, "study": study}, "cells", lines)
+        write_lines(folder / f"{study}.json", {"study": study}, "cells", lines)
 
 
 def read_extractions(folder: Path) -> list[dict[str, Any]]:
     """Return how long each store took to make."""
-    return _read(folder / f"{EXTRACTION}.json", "stores")
+    return read_lines(folder / f"{EXTRACTION}.json", "stores")
 
 
 def add_extraction(folder: Path, entry: dict[str, Any], lock: Path) -> None:
@@ -57,10 +57,11 @@ def add_extraction(folder: Path, entry: dict[str, Any], lock: Path) -> None:
     with locked(lock):
         others = [line for line in read_extractions(folder) if line["store"] != entry["store"]]
         lines = sorted([*others, entry], key=lambda line: str(line["store"]))
-        _write(folder / f"{EXTRACTION}.json", {"format": FORMAT, "study": EXTRACTION}, "stores", lines)
+        write_lines(folder / f"{EXTRACTION}.json", {"study": EXTRACTION}, "stores", lines)
 
 
-def _read(file: Path, name: str) -> list[dict[str, Any]]:
+def read_lines(file: Path, name: str) -> list[dict[str, Any]]:
+    """Return what a file lists under a name; nothing if there is no file."""
     if not file.exists():
         return []
     content = read_json(file)
@@ -69,9 +70,10 @@ def _read(file: Path, name: str) -> list[dict[str, Any]]:
     return list(content[name])
 
 
-def _write(file: Path, head: dict[str, Any], name: str, lines: list[dict[str, Any]]) -> None:
+def write_lines(file: Path, head: dict[str, Any], name: str, lines: list[dict[str, Any]]) -> None:
+    """Write a list, a line for every entry, aside and put it in place."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    parts = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    parts = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in {"format": FORMAT, **head}.items()]
     body = ",\n".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) for line in lines)
     aside = file.with_name(file.name + ".partial")
     aside.write_text("{" + " ".join(parts) + f' "{name}": [\n{body}\n]}}\n', encoding="utf-8", newline="\n")

@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 
 from cswe.training.cells import Cell, Plan
 from experiments.pools import IMAGE_RIVALS, POOLS, PROTEIN_RIVALS, with_choices
-from experiments.tuning import GRID, LAYER, SEED
-
-Chosen = dict[str, tuple[str, ...]]  # the tuned choices of every pooling
+from experiments.tuning import IMAGES, LAYERS, Chosen, Search
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,9 @@ class Study:
     family
         images, proteins or points: studies of a family share stores.
     entries
-        Its plans. Those of a study that needs tuning come from the tuned choices.
-    needs_tuning
-        Whether the choices of ``images-tuning`` must be known.
+        Its plans, from what its search has chosen so far.
+    search
+        The search whose choices it needs.
     test
         Whether the test split is scored.
     neighbors
@@ -56,18 +54,16 @@ class Study:
     name: str
     family: str
     entries: Callable[[Chosen], list[Entry]]
-    needs_tuning: bool = False
+    search: Search | None = None
     test: bool = True
     neighbors: bool = False
     keep_log: bool = False
     alone: bool = False
 
-    def tasks(self, chosen: Chosen | None) -> list[Task] | None:
-        """List the cells; None as long as they are not known."""
-        if self.needs_tuning and chosen is None:
-            return None
+    def tasks(self, chosen: Chosen) -> list[Task]:
+        """List the cells; those of a study with a search are known when their choice is."""
         found: dict[str, Task] = {}
-        for entry in self.entries(chosen or {}):
+        for entry in self.entries(chosen):
             for cell in entry.plan.cells(list(entry.plan.layers)):
                 found.setdefault(cell.name, Task(self, cell, entry.store, entry.wave))
         return list(found.values())
@@ -79,7 +75,6 @@ def _seeds(plan: Plan, waves: tuple[int, ...], store: str) -> list[Entry]:
 
 
 # ---------------------------------------------------------------------------------------------------------- images
-LAYERS = (6, 9, 12)
 # The paper's 80 epochs with a step at 60, in proportion.
 THIRTY = ("epochs=30", "schedule_every=22", "slack_every=22")
 
@@ -123,20 +118,25 @@ def _rival(key: str, layers: tuple[int, ...], choices: tuple[str, ...], text: st
 def _tuning(_: Chosen) -> list[Entry]:
     return [
         Entry(
-            replace(_rival(key, (LAYER,), (), with_choices(POOLS[key].text, *point)), seeds=1, first_seed=SEED),
+            replace(
+                _rival(sought.pooling, (sought.layer,), (), with_choices(sought.text, *point)),
+                seeds=1,
+                first_seed=sought.seed,
+            ),
             0,
             "images",
         )
-        for point in GRID
-        for key in reversed(IMAGE_RIVALS)  # the slowest first, so that none is waited for at the end
+        for sought in IMAGES.sought
+        for point in IMAGES.grid
     ]
 
 
 def _tuned(chosen: Chosen) -> list[Entry]:
     return [
         entry
-        for key in reversed(IMAGE_RIVALS)
-        for entry in _seeds(_rival(key, LAYERS, chosen[key]), (1, 3, 3), "images")
+        for sought in IMAGES.sought
+        if sought.key in chosen
+        for entry in _seeds(_rival(sought.pooling, (sought.layer,), chosen[sought.key]), (1, 3, 3), "images")
     ]
 
 
@@ -148,9 +148,10 @@ def _few(chosen: Chosen) -> list[Entry]:
     entries = []
     for count, size in FEW.items():
         for key in reversed(IMAGE_RIVALS):
-            text = with_choices(POOLS[key].text, f"labels_per_class={count}")
-            plan = _rival(key, (12,), (*chosen[key], "epochs=40", f"batch_size={size}"), text)
-            entries += _seeds(plan, (6, 8, 8), "images")
+            if (choices := chosen.get((12, key, None))) is not None:
+                text = with_choices(POOLS[key].text, f"labels_per_class={count}")
+                plan = _rival(key, (12,), (*choices, "epochs=40", f"batch_size={size}"), text)
+                entries += _seeds(plan, (6, 8, 8), "images")
     return entries
 
 
@@ -227,15 +228,16 @@ STUDIES = {
     for study in (
         Study("images-clock", "images", _clock, alone=True),
         Study("images-tuning", "images", _tuning, test=False),
-        Study("images-tuned", "images", _tuned, needs_tuning=True, neighbors=True),
+        Study("images-tuned", "images", _tuned, IMAGES, neighbors=True),
         Study("images-table1", "images", _table1),
         Study("images-slices", "images", _slices),
         Study("images-map", "images", _map),
         Study("images-temperature", "images", _temperature),
-        Study("images-few", "images", _few, needs_tuning=True),
+        Study("images-few", "images", _few, IMAGES),
         Study("proteins-tuned", "proteins", _proteins_tuned),
         Study("proteins-table", "proteins", _proteins),
         Study("proteins-evolution", "proteins", _evolution, keep_log=True),
         Study("points-table", "points", _points),
     )
 }
+SEARCHES = {search.name: search for search in (IMAGES,)}

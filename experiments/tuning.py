@@ -1,56 +1,146 @@
-"""The same small search for every pooling, by validation alone, and the choice that it leads to."""
+"""The same small search for every pooling, by validation alone, and the choices that it leads to."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cswe.training.cells import Result
-from cswe.training.checkpoint import read_json, write_json
-from cswe.training.errors import UserError
 from experiments.pools import IMAGE_RIVALS, POOLS, with_choices
+from experiments.records import read_lines, write_lines
 
-CHOICE = "images-tuning-choice.json"
-LAYER, SEED = 12, 10  # a seed that no final run has
-# Half of the cube {0.05, 0.2} × {0.2, 0.4} × {1e-3, 2e-3}: every level twice, every pair of levels once.
-GRID = (
-    ("weight_decay=0.05", "dropout=0.2", "lr=0.001"),
-    ("weight_decay=0.05", "dropout=0.4", "lr=0.002"),
-    ("weight_decay=0.2", "dropout=0.2", "lr=0.002"),
-    ("weight_decay=0.2", "dropout=0.4", "lr=0.001"),
+Point = tuple[str, ...]
+Key = tuple[int, str, int | None]  # layer, pooling, and the seed that a choice is for; None: for all of them
+Chosen = dict[Key, Point]
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A choice that is to be made.
+
+    Parameters
+    ----------
+    layer, pooling
+        For what.
+    text, slices
+        The pooling as a plan asks for it, and its number of slices in the search.
+    seed
+        Of the runs of the search; no final run has it.
+    final
+        The seed of the final runs that the choice is for; None: for all of them.
+    """
+
+    layer: int
+    pooling: str
+    text: str
+    slices: int | None
+    seed: int
+    final: int | None = None
+
+    @property
+    def key(self) -> Key:
+        """What the choice is found by."""
+        return self.layer, self.pooling, self.final
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search: the same points for everything that is sought.
+
+    Parameters
+    ----------
+    name
+        Of the study that runs it.
+    grid
+        The points, each some choices of a recipe.
+    sought
+        What is to be chosen.
+    """
+
+    name: str
+    grid: tuple[Point, ...]
+    sought: tuple[Sought, ...]
+
+    @property
+    def file(self) -> str:
+        """Where its choices are written down."""
+        return f"{self.name}-choice.json"
+
+
+LAYERS = (6, 9, 12)
+IMAGES = Search(
+    "images-tuning",
+    # Half of the cube {0.05, 0.2} × {0.2, 0.4} × {1e-3, 2e-3}, every level twice, every pair of levels once; and a
+    # point in the middle of it.
+    (
+        ("weight_decay=0.05", "dropout=0.2", "lr=0.001"),
+        ("weight_decay=0.05", "dropout=0.4", "lr=0.002"),
+        ("weight_decay=0.2", "dropout=0.2", "lr=0.002"),
+        ("weight_decay=0.2", "dropout=0.4", "lr=0.001"),
+        ("weight_decay=0.1", "dropout=0.3", "lr=0.001"),
+    ),
+    tuple(
+        Sought(layer, key, POOLS[key].text, POOLS[key].slices, 10)
+        for layer in reversed(LAYERS)
+        for key in reversed(IMAGE_RIVALS)  # the slowest first, so that none is waited for at the end
+    ),
 )
 
 
-def choose(results: Iterable[Result]) -> dict[str, Any] | None:
-    """Return the best point of every pooling by its validation score; None as long as points are missing."""
+def choose(search: Search, results: Iterable[Result]) -> list[dict[str, Any]]:
+    """Return the best point by its validation score for everything that all points are known of."""
     scores = {
-        result.cell.pool: -1.0 if result.error is not None else result.scores["validation"]["top1"]
+        (result.cell.pool, result.cell.layer, result.cell.seed): (-1.0, 0.0)
+        if result.error is not None
+        else (result.scores["validation"]["top1"], result.scores["validation"].get("balanced", 0.0))
         for result in results
     }
-    chosen: dict[str, Any] = {}
-    for key in IMAGE_RIVALS:
-        tried = {point: scores.get(with_choices(POOLS[key].text, *point)) for point in GRID}
+    entries = []
+    for sought in search.sought:
+        tried = {
+            point: scores.get((with_choices(sought.text, *point), sought.layer, sought.seed)) for point in search.grid
+        }
         known = {point: score for point, score in tried.items() if score is not None}
-        if len(known) < len(GRID):
-            return None
-        best = max(known, key=lambda point: known[point])
-        record = {" ".join(point): score for point, score in known.items()}
-        chosen[key] = {"choices": list(best), "validation": known[best], "tried": record}
-    return {"study": "images-tuning", "layer": LAYER, "seed": SEED, "by": "validation top1", "chosen": chosen}
+        if len(known) < len(search.grid):
+            continue
+        best = max(known, key=lambda point: known[point])  # the first of equals
+        entry = {
+            "layer": sought.layer,
+            "pooling": sought.pooling,
+            "seed": sought.final,
+            "choices": list(best),
+            "validation": known[best][0],
+            "tried": {" ".join(point): score[0] for point, score in known.items()},
+        }
+        entries.append(entry)
+    return entries
 
 
-def read_choice(folders: Iterable[Path]) -> dict[str, tuple[str, ...]] | None:
-    """Return the choices of every pooling from the first folder that has them written down."""
+def read_choices(search: Search, folders: Iterable[Path]) -> dict[Key, dict[str, Any]]:
+    """Return what was chosen; what an earlier folder has counts."""
+    found: dict[Key, dict[str, Any]] = {}
     for folder in folders:
-        if (folder / CHOICE).exists():
-            chosen = read_json(folder / CHOICE)["chosen"]
-            if missing := [key for key in IMAGE_RIVALS if key not in chosen]:
-                raise UserError(f"{folder / CHOICE}: expected a choice for every pooling but {missing[0]} has none")
-            return {key: tuple(entry["choices"]) for key, entry in chosen.items()}
-    return None
+        for entry in read_lines(folder / search.file, "chosen"):
+            found.setdefault((entry["layer"], entry["pooling"], entry["seed"]), entry)
+    return found
 
 
-def write_choice(folder: Path, choice: dict[str, Any]) -> None:
-    """Write the choice down; what is there is kept, since final runs may have been made with it."""
-    if not (folder / CHOICE).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / CHOICE, choice)
+def chosen_by(search: Search, folders: Iterable[Path]) -> Chosen:
+    """Return the chosen points."""
+    return {key: tuple(entry["choices"]) for key, entry in read_choices(search, folders).items()}
+
+
+def note_choices(search: Search, results: Iterable[Result], folders: list[Path]) -> None:
+    """Write new choices down in the first folder; old ones are kept, since final runs may have been made with them."""
+    known = read_choices(search, folders)
+    made = {(entry["layer"], entry["pooling"], entry["seed"]): entry for entry in choose(search, results)}
+    if not made.keys() - known.keys():
+        return
+    every = {**made, **known}
+    order = sorted(every, key=lambda key: (key[0], key[1], -1 if key[2] is None else key[2]))
+    write_lines(
+        folders[0] / search.file,
+        {"study": search.name, "by": "validation top1, then balanced accuracy"},
+        "chosen",
+        [every[key] for key in order],
+    )

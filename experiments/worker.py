@@ -19,8 +19,8 @@ from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, Record, read_lines
 from experiments.expect import Sizes, expected_seconds
 from experiments.records import add_result, read_all
-from experiments.studies import STUDIES, Study, Task
-from experiments.tuning import choose, read_choice, write_choice
+from experiments.studies import SEARCHES, STUDIES, Study, Task
+from experiments.tuning import Chosen, Search, chosen_by, note_choices
 
 # Where workers begin. Cells of images keep the device busy, the others the host: together they use both.
 _HOMES = ("images", "images", "proteins", "images", "points", "images", "proteins", "images")
@@ -80,6 +80,7 @@ class Worker:
         self.known = [self.out, *(folder for folder in self.known if folder != self.out)]
         self._lock = self.work / "results.lock"
         self._shelf: tuple[str, int, Shelf] | None = None
+        self._noted: set[str] = set()
         # Cells take longer than they would alone; how much longer is learned.
         self._slowdown = max(1.0, self.jobs / 3)
 
@@ -104,28 +105,32 @@ class Worker:
             finally:
                 lock.release()
 
-    def _tasks(self) -> tuple[list[Task], bool]:
-        """List what is not done yet, and say whether more will be known later."""
-        chosen = read_choice(self.known)
-        if chosen is None and any(study.needs_tuning for study in self.studies):
-            self._note_choice()
-            chosen = read_choice(self.known)
+    def _tasks(self) -> tuple[list[Task], str]:
+        """List what is not done yet, and name the search that more will be known by later, if there is one."""
         missing: list[Task] = []
-        more = False
+        later = ""
         for study in self.studies:
-            tasks = study.tasks(chosen)
-            if tasks is None:
-                # Waiting makes sense only while the choices are being found out.
-                more |= self._is_tuning()
-                continue
-            done = read_all(self.known, study.name)
-            missing += [self._rehearsed(task) for task in tasks if self._is_open(task, done)]
-        return missing, more
+            chosen = self._chosen(study.search)
+            missing += self._open_tasks(study, chosen)
+            # Waiting makes sense only while the choices are being found out.
+            if study.search is not None and len(chosen) < len(study.search.sought) and self._is_running(study.search):
+                later = study.search.name
+        return missing, later
 
-    def _is_tuning(self) -> bool:
-        study = STUDIES["images-tuning"]
+    def _open_tasks(self, study: Study, chosen: Chosen) -> list[Task]:
         done = read_all(self.known, study.name)
-        return study in self.studies and any(self._is_open(task, done) for task in study.tasks(None) or [])
+        return [self._rehearsed(task) for task in study.tasks(chosen) if self._is_open(task, done)]
+
+    def _chosen(self, search: Search | None) -> Chosen:
+        if search is None:
+            return {}
+        if search.name not in self._noted:
+            self._note_choices(search)  # of a search that was done elsewhere
+        return chosen_by(search, self.known)
+
+    def _is_running(self, search: Search) -> bool:
+        study = STUDIES[search.name]
+        return study in self.studies and bool(self._open_tasks(study, {}))
 
     def _is_open(self, task: Task, done: dict[str, Result]) -> bool:
         if self.rehearse and task.cell.seed not in (0, 10):
@@ -147,8 +152,8 @@ class Worker:
 
     def _take(self) -> tuple[Task, Lock, float] | str:
         """Take the cell that matters most to this worker; or say why there is none."""
-        missing, more = self._tasks()
-        waiting = "waiting for images-tuning" if more else ""
+        missing, later = self._tasks()
+        waiting = f"waiting for {later}" if later else ""
         short = False
         for task in sorted(missing, key=self._priority):
             sizes = _sizes(self.stores / task.store)
@@ -222,8 +227,8 @@ class Worker:
         shutil.rmtree(run, ignore_errors=True)
         kept = read_all(self.known, study.name)
         add_result(self.out, study.name, replace(result, facts=facts), kept, self._lock)
-        if study.name == "images-tuning":
-            self._note_choice()
+        if (search := SEARCHES.get(study.name)) is not None:
+            self._note_choices(search)
         note = f"expected {expected:.0f} s, took {wall:.0f} s"
         self.tell(f"[{self.number}] {study.name}: {line_of(result)} ({note})")
         return 1
@@ -236,10 +241,10 @@ class Worker:
         self._shelf = (task.store, task.cell.layer, self._shelf[2])
         return self._shelf[2]
 
-    def _note_choice(self) -> None:
+    def _note_choices(self, search: Search) -> None:
         with locked(self._lock):
-            if (choice := choose(read_all(self.known, "images-tuning").values())) is not None:
-                write_choice(self.out, choice)
+            note_choices(search, read_all(self.known, search.name).values(), self.known)
+        self._noted.add(search.name)
 
 
 def _usable(device: torch.device) -> bool:

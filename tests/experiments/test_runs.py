@@ -16,10 +16,10 @@ from experiments.expect import Sizes, expected_seconds
 from experiments.extract import STORES
 from experiments.extract import main as extract
 from experiments.pools import IMAGE_RIVALS, POOLS
-from experiments.records import add_extraction, read_extractions, read_study
+from experiments.records import add_extraction, read_extractions, read_study, write_lines
 from experiments.run import main, share
 from experiments.studies import STUDIES, Entry, Study
-from experiments.tuning import GRID, choose, read_choice, write_choice
+from experiments.tuning import IMAGES, LAYERS, choose, chosen_by, note_choices, read_choices
 from experiments.worker import BROKEN, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,13 +125,24 @@ def test_a_store_that_is_not_there_is_waited_for_until_time_is_up(work):
     assert all("waiting for" in line and "missing" in line for line in told)
 
 
-def test_what_tuning_found_is_noted_if_it_was_not(work, tmp_path, monkeypatch):
-    found = {"chosen": {key: {"choices": list(GRID[1])} for key in IMAGE_RIVALS}}
-    monkeypatch.setattr(worker_module, "choose", lambda results: found)
+class Scored:
+    """A result as a search sees it."""
+
+    def __init__(self, cell, value):
+        self.cell, self.error = cell, None
+        self.scores = {"validation": {"top1": value}}
+
+
+def test_what_a_search_found_is_noted_if_it_was_not(work, tmp_path, monkeypatch):
+    found = {task.cell.name: Scored(task.cell, 0.5) for task in STUDIES["images-tuning"].tasks({})}
+    known = worker_module.read_all
+    monkeypatch.setattr(
+        worker_module, "read_all", lambda folders, name: found if name == "images-tuning" else known(folders, name)
+    )
     plan = Plan(("mean",), (2,), 1, layers=(6,), choices=TINY)
-    final = Study("final", "images", lambda chosen: [Entry(plan, 0, "sets")] if chosen else [], needs_tuning=True)
+    final = Study("final", "images", lambda chosen: [Entry(plan, 0, "sets")] if chosen else [], IMAGES)
     assert work(final)[0].run() == 1
-    assert read_choice([tmp_path / "out"])["weighted"] == GRID[1]
+    assert chosen_by(IMAGES, [tmp_path / "out"])[9, "weighted", None] == IMAGES.grid[0]
 
 
 def test_without_a_search_nothing_is_waited_for(work):
@@ -165,37 +176,49 @@ def test_logs_are_kept_where_they_are_drawn(work, tmp_path):
         assert ("swgg" in record) == (result.cell.pool == "cswe")
 
 
-def test_tuning_ends_in_a_choice_that_final_runs_wait_for(tmp_path):
-    tuned = STUDIES["images-tuned"]
-    assert tuned.tasks(None) is None
-    tasks = STUDIES["images-tuning"].tasks(None)
-    assert len(tasks) == len(GRID) * len(IMAGE_RIVALS)
-
-    class Scored:
-        def __init__(self, cell, value):
-            self.cell, self.error = cell, None
-            self.scores = {"validation": {"top1": value}}
-
+def test_final_runs_wait_for_their_own_choice_alone(tmp_path):
+    tuned, few = STUDIES["images-tuned"], STUDIES["images-few"]
+    assert tuned.tasks({}) == few.tasks({}) == []
+    tasks = STUDIES["images-tuning"].tasks({})
+    grid = len(IMAGES.grid)
+    assert len(tasks) == grid * len(IMAGE_RIVALS) * len(LAYERS)
     results = [Scored(task.cell, number / 100) for number, task in enumerate(tasks)]
-    assert choose(results[:-1]) is None
-    choice = choose(results)
-    write_choice(tmp_path, choice)
-    chosen = read_choice([tmp_path / "none", tmp_path])
-    assert chosen == dict.fromkeys(IMAGE_RIVALS, GRID[-1])
-    final = tuned.tasks(chosen)
-    assert len(final) == 6 * 3 * 3
-    assert {task.cell.recipe.optimization.weight_decay for task in final} == {0.2}
-    write_choice(tmp_path, {"chosen": {}})
-    assert read_choice([tmp_path]) == chosen
+    assert choose(IMAGES, results[: grid - 1]) == []
+    note_choices(IMAGES, results[:grid], [tmp_path])  # the slowest pooling at the last layer
+    chosen = chosen_by(IMAGES, [tmp_path / "none", tmp_path])
+    assert chosen == {(12, "weighted", None): IMAGES.grid[-1]}
+    assert {(task.cell.layer, task.cell.pool) for task in tuned.tasks(chosen)} == {(12, POOLS["weighted"].text)}
+    assert len(few.tasks(chosen)) == 3 * 3
+    better = [Scored(task.cell, -number / 100) for number, task in enumerate(tasks)]
+    note_choices(IMAGES, better, [tmp_path])
+    chosen = chosen_by(IMAGES, [tmp_path])
+    assert chosen.pop((12, "weighted", None)) == IMAGES.grid[-1]  # is not changed any more
+    assert set(chosen.values()) == {IMAGES.grid[0]}
+    assert len(chosen) == len(IMAGES.sought) - 1
+    entry = read_choices(IMAGES, [tmp_path])[6, "gap", None]
+    assert entry["validation"] == max(entry["tried"].values())
+
+
+def test_choices_of_an_earlier_folder_count(tmp_path):
+    entry = {"layer": 6, "pooling": "gap", "seed": None, "validation": 0.5, "tried": {}}
+    for name, point in (("a", IMAGES.grid[1]), ("b", IMAGES.grid[2])):
+        write_lines(tmp_path / name / IMAGES.file, {}, "chosen", [{**entry, "choices": list(point)}])
+    assert chosen_by(IMAGES, [tmp_path / "a", tmp_path / "b"]) == {(6, "gap", None): IMAGES.grid[1]}
+
+
+def everything(study):
+    """Choose the first point for all that is sought."""
+    return {} if study.search is None else {sought.key: study.search.grid[0] for sought in study.search.sought}
 
 
 def test_studies_are_what_the_page_says():
-    chosen = dict.fromkeys(IMAGE_RIVALS, GRID[0])
-    tasks = {name: study.tasks(chosen) for name, study in STUDIES.items()}
+    tasks = {name: study.tasks(everything(study)) for name, study in STUDIES.items()}
     counts = {name: len(found) for name, found in tasks.items()}
     assert counts["images-table1"] == 3 * 4 * 3 + 3 * 2 * 3 + 2
     assert counts["images-slices"] == 5 * 2 * 3
     assert counts["images-map"] == 3 * 2 * 3
+    assert counts["images-tuned"] == 6 * 3 * 3
+    assert {task.cell.recipe.optimization.weight_decay for task in tasks["images-tuned"]} == {0.05}
     assert counts["images-few"] == 6 * 3 * 3
     assert counts["proteins-table"] == (2 + 2 * 4) * 5 + 2
     assert counts["proteins-tuned"] == 6 * 5
