@@ -36,6 +36,8 @@ class Halves(NamedTuple):
 
     def samples(self, start: int, stop: int) -> "Halves":
         """Restrict to some of the samples."""
+        if start == 0 and stop >= self.tokens.shape[0]:
+            return self
         low = self.tokens_low
         return self._replace(tokens=self.tokens[start:stop], tokens_low=None if low is None else low[start:stop])
 
