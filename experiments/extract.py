@@ -2,14 +2,17 @@
 
 import argparse
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn.functional import layer_norm
 
 from cswe.tokens import Manifest, TokenStore
 from cswe.tokens.backbones import open_backbone
+from cswe.tokens.backbones.base import Backbone, Encoded
 from cswe.tokens.backbones.opening import BackboneOptions
 from cswe.tokens.extract import extract
 from cswe.tokens.manifest import MANIFEST
@@ -17,18 +20,46 @@ from cswe.tokens.sources import Source, open_source
 from cswe.tokens.sources.point_sets import PointSets
 from cswe.training.parallel import default_device
 from cswe.training.provenance import commit, machine, peak_memory, versions
+from experiments.pools import NORMED, TOKENS
 from experiments.records import RESULTS, add_extraction
-from experiments.studies import SPLITS
-from experiments.tuning import LAYERS
+from experiments.tuning import LAYERS, SPLITS
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A store to make: where its items come from, which backbone sees them, and which layers are kept."""
+    """A store to make: where its items come from, which backbone sees them, and which layers are kept.
+
+    With `normed`, the tokens are there a second time, each with mean 0 and deviation 1.
+    """
 
     source: Callable[[Path], Source]
     backbone: str
     layers: tuple[int, ...] = ()
+    normed: bool = False
+
+
+class NormedToo(Backbone):
+    """A backbone for points whose last layer is given twice: as it is, and with every token normalised.
+
+    Some tokens of the Point Cloud Transformer are a hundred times as long as others, since no norm follows its last
+    layer, as it does in DeiT and ESM.
+    """
+
+    kind = "points"
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone, self.preparer, self.device = backbone, backbone.preparer, backbone.device
+        self.layers = {TOKENS: backbone.layers[TOKENS], NORMED: backbone.layers[TOKENS]}
+
+    def encode(self, units: Sequence[Any], dtype: str) -> Encoded:
+        """Encode sets of points."""
+        encoded = self._backbone.encode(units, dtype)
+        pieces = [layer_norm(piece.float(), piece.shape[-1:]).to(piece.dtype) for piece in encoded.tokens[TOKENS]]
+        return replace(encoded, tokens={TOKENS: encoded.tokens[TOKENS], NORMED: pieces})
+
+    def describe(self) -> dict[str, Any]:
+        """Return the manifest's notes."""
+        return {**self._backbone.describe(), f"layer {NORMED}": f"layer {TOKENS}, each token normalised"}
 
 
 def _images(assets: Path) -> Source:
@@ -43,10 +74,14 @@ def _shapes(seed: int) -> Callable[[Path], Source]:
     return lambda assets: PointSets(assets / "modelnet-part.npz", fractions=(0.2, 0.3), seed=seed)
 
 
+_PCT = "pct_modelnet40_backbone.safetensors"
 STORES = {
     "proteins": Recorded(_proteins, "esm2_t6_8M_hemolysis"),
     "images": Recorded(_images, "deit-tiny-patch16-224", LAYERS),
-    **{f"points-{seed}": Recorded(_shapes(seed), "pct_modelnet40_backbone.safetensors") for seed in range(SPLITS)},
+    **{
+        f"points-{seed}": Recorded(_shapes(seed), "pct_modelnet40_backbone.safetensors", normed=True)
+        for seed in range(SPLITS)
+    },
     **{f"raw-{seed}": Recorded(_shapes(seed), "identity") for seed in range(SPLITS)},
 }
 
@@ -94,6 +129,8 @@ def _make(recorded: Recorded, assets: Path, out: Path, device: torch.device) -> 
     source = recorded.source(assets)
     name = recorded.backbone if recorded.backbone == "identity" else str(assets / recorded.backbone)
     backbone = open_backbone(name, source, BackboneOptions(layers=recorded.layers, device=str(device)))
+    if recorded.normed:
+        backbone = NormedToo(backbone)
     return extract(source, backbone, out, resume=True, progress=False)
 
 

@@ -11,17 +11,18 @@ from cswe.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, ROSE, TEAL, figu
 from cswe.training.cells import Result
 from cswe.training.table import Row
 from experiments.lookup import Results
+from experiments.pools import POINT_POOLS, RAW, RAW_POOLS, TOKENS
 from experiments.records import RESULTS, read_study
-from experiments.studies import POINT_RIVALS, RAW_CSWE
 from experiments.tables import FIGURES
 
 Line = tuple[str, str, str]  # pool, label, colour
 _PAPER: tuple[Line, ...] = (("swe", "SWE", AMBER), ("cswe", "C-SWE", BLUE))
 _LEVELS: tuple[Line, ...] = (("mean", "mean", GREY), ("cls", "CLS", TEAL), ("attention:queries=1", "attention", GREEN))
+_BALANCED = [("top1", "accuracy"), ("balanced", "balanced accuracy")]
 _OURS: tuple[Line, ...] = (
-    (POINT_RIVALS[0], "attentive statistics", PURPLE),
-    (POINT_RIVALS[1], "L-moments, K = 8", ROSE),
-    (POINT_RIVALS[2], "weighted L-moments", TEAL),
+    (POINT_POOLS["statistics"].text, "attentive statistics", PURPLE),
+    (POINT_POOLS["moments"].text, "L-moments, K = 8", ROSE),
+    (POINT_POOLS["weighted"].text, "weighted L-moments", TEAL),
 )
 
 
@@ -38,13 +39,16 @@ def main(arguments: list[str] | None = None) -> None:
         ),
         "proteins-slices": _against_slices(results, [("proteins-table", 6)], _PAPER, [("top1", "accuracy")]),
         "points-slices": _against_slices(
-            results, [("points-table", 5)], (*_PAPER, *_OURS), [("top1", "accuracy"), ("balanced", "balanced accuracy")]
+            results,
+            [("points-table", TOKENS)],
+            (*_PAPER, *_OURS),
+            [("top1", "accuracy"), ("balanced", "balanced accuracy")],
         ),
         "raw-slices": _against_slices(
             results,
-            [("points-table", 0)],
-            (_PAPER[0], (RAW_CSWE, "C-SWE", BLUE), *_OURS),
-            [("top1", "accuracy"), ("balanced", "balanced accuracy")],
+            [("points-table", RAW)],
+            (_PAPER[0], (RAW_POOLS["cswe"].text, "C-SWE", BLUE), *_OURS),
+            _BALANCED,
         ),
         "proteins-evolution": _evolution(list(read_study(chosen.results, "proteins-evolution").values())),
     }

@@ -69,6 +69,13 @@ def size_text(row: Row | None) -> str:
     return NOTHING if row is None or row.size is None else str(row.size)
 
 
+def rates_text(row: Row | None) -> str:
+    """Print the learning rates of the seeds."""
+    if row is None:
+        return NOTHING
+    return ", ".join(f"{rate:g}" for rate in sorted({result.cell.recipe.optimization.lr for result in row.whole}))
+
+
 def seconds_text(row: Row | None) -> str:
     """Print the mean time of a run."""
     if row is None:

@@ -43,6 +43,25 @@ IMAGE_RIVALS = ("gap", "attention-1", "attention-5", "statistics", "moments", "w
 PROTEIN_RIVALS = ("gap", "attention-1", "attention-3", "statistics-4", "moments-128", "weighted-4")
 
 
+# On points every number of slices is tried; labels say the rest.
+POINT_POOLS = {
+    "gap": Named("mean", "mean (GAP)"),
+    "attention-1": Named("attention:queries=1", "attention, 1 query"),
+    "statistics": Named("statistics:weightings=2", "attentive statistics, 2 weightings"),
+    "swe": Named("swe", "SWE"),
+    "cswe": Named("cswe", "C-SWE"),
+    "moments": Named("moments:readout=moments:8,weightings=0", "L-moments, K = 8"),
+    "weighted": Named("moments:readout=moments:2,weightings=2", "weighted L-moments, 2 weightings, K = 2"),
+}
+# ε = 7 is far above any transport between points of the unit ball: there the bound is relative, as is the temperature.
+RAW_POOLS = {
+    **POINT_POOLS,
+    "cswe": Named("cswe:bound=0.9,bound_scale=fraction,temperature=1,temperature_scale=relative", "C-SWE"),
+}
+RAW, TOKENS, NORMED = 0, 5, 6  # layers: the points, tokens of the Point Cloud Transformer, the same normalised
+POINT_LAYERS = {RAW: RAW_POOLS, TOKENS: POINT_POOLS, NORMED: POINT_POOLS}
+
+
 def with_choices(pool: str, *choices: str) -> str:
     """Add choices to the text of a pooling.
 

@@ -8,12 +8,13 @@ from experiments.lookup import (
     mean_text,
     memory_text,
     only_seeds,
+    rates_text,
     seconds_text,
     size_text,
 )
 from experiments.paper import PROTEINS_RESOURCES, TABLE1_SPLITS
-from experiments.pools import POOLS, PROTEIN_RIVALS, with_choices
-from experiments.studies import POINT_RIVALS, POINT_SLICES, RAW_CSWE
+from experiments.pools import NORMED, POINT_LAYERS, POOLS, PROTEIN_RIVALS, RAW, TOKENS, with_choices
+from experiments.studies import POINT_SLICES
 
 
 def proteins_table(results: Results) -> str:
@@ -80,36 +81,41 @@ def proteins_tuned(results: Results) -> str:
     return grid(head, lines)
 
 
-def _points(results: Results, layer: int, bounded: str) -> str:
-    named = {
-        "mean": "mean (GAP)",
-        "attention:queries=1": "attention, 1 query",
-        POINT_RIVALS[0]: "attentive statistics, 2 weightings",
-        "swe": "SWE",
-        bounded: "C-SWE",
-        POINT_RIVALS[1]: "L-moments, K = 8",
-        POINT_RIVALS[2]: "weighted L-moments, 2 weightings, K = 2",
-    }
-    head = ["Pooling", "L", "Size", "Seeds", "Accuracy", "Balanced", "Balanced − attention", "− statistics", "Time"]
-    attention = results.row("points-table", "attention:queries=1", layer)
+def _points(results: Results, layer: int) -> str:
+    pools = POINT_LAYERS[layer]
+    head = ["Pooling", "L", "Size", "Seeds", "Rates", "Accuracy", "Balanced", "Balanced − attention", "− statistics"]
+    attention = results.row("points-table", pools["attention-1"].text, layer)
     lines = []
-    for pool, label in named.items():
-        for slices in POINT_SLICES if pool not in ("mean", "attention:queries=1") else (None,):
-            row = results.row("points-table", pool, layer, slices)
-            statistics = results.row("points-table", POINT_RIVALS[0], layer, slices or 64)
-            cells = [label, "" if slices is None else str(slices), size_text(row), count_text(row)]
+    for key, named in pools.items():
+        for slices in (None,) if key in ("gap", "attention-1") else POINT_SLICES[layer]:
+            row = results.row("points-table", named.text, layer, slices)
+            if row is None:
+                continue
+            statistics = results.row("points-table", pools["statistics"].text, layer, slices or 16)
+            cells = [
+                named.label,
+                "" if slices is None else str(slices),
+                size_text(row),
+                count_text(row),
+                rates_text(row),
+            ]
             cells += [mean_text(row), mean_text(row, metric="balanced")]
             cells.append("" if row is attention else gain_text(row, attention, metric="balanced"))
-            cells.append("" if pool == POINT_RIVALS[0] else gain_text(row, statistics, metric="balanced"))
+            cells.append("" if key == "statistics" else gain_text(row, statistics, metric="balanced"))
             lines.append([*cells, seconds_text(row)])
-    return grid(head, lines)
+    return grid([*head, "Time"], lines)
 
 
 def points_table(results: Results) -> str:
     """Tokens of the Point Cloud Transformer."""
-    return _points(results, 5, "cswe")
+    return _points(results, TOKENS)
+
+
+def normed_table(results: Results) -> str:
+    """Tokens of the Point Cloud Transformer, each normalised."""
+    return _points(results, NORMED)
 
 
 def raw_table(results: Results) -> str:
     """Pool the points themselves."""
-    return _points(results, 0, RAW_CSWE)
+    return _points(results, RAW)

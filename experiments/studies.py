@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cswe.training.cells import Cell, Plan
-from experiments.pools import IMAGE_RIVALS, POOLS, PROTEIN_RIVALS, with_choices
-from experiments.tuning import IMAGES, LAYERS, Chosen, Search
+from experiments.pools import IMAGE_RIVALS, NORMED, POOLS, PROTEIN_RIVALS, RAW, TOKENS, with_choices
+from experiments.tuning import IMAGES, LAYERS, POINTS, Chosen, Search
 
 
 @dataclass(frozen=True)
@@ -187,39 +187,41 @@ def _evolution(_: Chosen) -> list[Entry]:
 
 
 # ---------------------------------------------------------------------------------------------------------- points
-POINT_SLICES = (4, 8, 16, 32, 64)
-SPLITS = 3  # every seed has a split of its own: with so few shapes the split decides more than the weights
-_HUNDRED = ("epochs=100", "batch_size=32")
-# ε = 7 is far above any transport between points of the unit ball: there the bound is relative, as is the temperature.
-RAW_CSWE = "cswe:bound=0.9,bound_scale=fraction,temperature=1,temperature_scale=relative"
-POINT_RIVALS = (
-    "statistics:weightings=2",
-    "moments:readout=moments:8,weightings=0",
-    "moments:readout=moments:2,weightings=2",
-)
+POINT_SLICES = {RAW: (4, 8, 16, 32, 64), TOKENS: (4, 16, 64), NORMED: (16,)}
+_STORES = {RAW: "raw", TOKENS: "points", NORMED: "points"}
+_FIRST = {RAW: 0, TOKENS: 6, NORMED: 12}  # the first wave of a layer: one split after the other, each with its search
+_FIFTY = ("epochs=50", "batch_size=32")
 
 
-def _points(_: Chosen) -> list[Entry]:
+def _point_entry(key: str, layer: int, split: int, wave: int, slices: tuple[int, ...], plan: Plan) -> Entry:
+    """Return what a pooling of points is trained with: SWE and C-SWE in the paper's form, the others as on images."""
+    paper = key in ("swe", "cswe")
+    # The paper's 200 epochs with a step every 50, in proportion.
+    choices = (*_FIFTY, *(("schedule_every=12", "slack_every=12") if paper else ()), *plan.choices)
+    recipe = "points" if paper else "tuned"
+    whole = replace(plan, slices=slices, seeds=1, layers=(layer,), recipe=recipe, choices=choices)
+    return Entry(whole, _FIRST[layer] + 2 * split + wave, f"{_STORES[layer]}-{split}")
+
+
+def _points_tuning(_: Chosen) -> list[Entry]:
     entries = []
-    for seed in range(SPLITS):
-        for store, layer, bounded in (("points", 5, "cswe"), ("raw", 0, RAW_CSWE)):
-            paper = Plan(
-                ("swe", bounded),
-                POINT_SLICES,
-                layers=(layer,),
-                recipe="points",
-                choices=(*_HUNDRED, "schedule_every=25", "slack_every=25"),
-            )
-            rivals = Plan(
-                ("mean", "attention:queries=1", *POINT_RIVALS),
-                POINT_SLICES,
-                layers=(layer,),
-                recipe="tuned",
-                choices=_HUNDRED,
-            )
-            for plan in (rivals, paper):
-                alone = replace(plan, seeds=1, first_seed=seed)
-                entries.append(Entry(alone, seed, f"{store}-{seed}"))
+    for sought in POINTS.sought:
+        assert sought.final is not None
+        assert sought.slices is not None
+        for point in POINTS.grid:
+            plan = Plan((with_choices(sought.text, *point),), first_seed=sought.seed)
+            entries.append(_point_entry(sought.pooling, sought.layer, sought.final, 0, (sought.slices,), plan))
+    return entries
+
+
+def _points(chosen: Chosen) -> list[Entry]:
+    entries = []
+    for sought in POINTS.sought:
+        assert sought.final is not None
+        if sought.key in chosen:
+            plan = Plan((sought.text,), first_seed=sought.final, choices=chosen[sought.key])
+            slices = POINT_SLICES[sought.layer]
+            entries.append(_point_entry(sought.pooling, sought.layer, sought.final, 1, slices, plan))
     return entries
 
 
@@ -237,7 +239,8 @@ STUDIES = {
         Study("proteins-tuned", "proteins", _proteins_tuned),
         Study("proteins-table", "proteins", _proteins),
         Study("proteins-evolution", "proteins", _evolution, keep_log=True),
-        Study("points-table", "points", _points),
+        Study("points-tuning", "points", _points_tuning, test=False),
+        Study("points-table", "points", _points, POINTS),
     )
 }
-SEARCHES = {search.name: search for search in (IMAGES,)}
+SEARCHES = {search.name: search for search in (IMAGES, POINTS)}

@@ -72,6 +72,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "proteins-literal": set_tables.proteins_literal,
     "proteins-tuned": set_tables.proteins_tuned,
     "points-table": set_tables.points_table,
+    "points-normed": set_tables.normed_table,
     "points-raw": set_tables.raw_table,
     "made-with": made_table,
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cswe.training.cells import Result
-from experiments.pools import IMAGE_RIVALS, POOLS, with_choices
+from experiments.pools import IMAGE_RIVALS, NORMED, POINT_LAYERS, POOLS, with_choices
 from experiments.records import read_lines, write_lines
 
 Point = tuple[str, ...]
@@ -83,6 +83,21 @@ IMAGES = Search(
         Sought(layer, key, POOLS[key].text, POOLS[key].slices, 10)
         for layer in reversed(LAYERS)
         for key in reversed(IMAGE_RIVALS)  # the slowest first, so that none is waited for at the end
+    ),
+)
+
+
+SPLITS = 3  # every seed has a split of its own: with so few shapes the split decides more than the weights
+POINTS = Search(
+    "points-tuning",
+    (("lr=0.0003",), ("lr=0.003",), ("lr=0.03",)),
+    tuple(
+        # By the validation set of its own split: that of another one has shapes of this one's test set.
+        Sought(layer, key, named.text, 16, 10 + split, split)
+        for split in range(SPLITS)
+        for layer, pools in POINT_LAYERS.items()
+        for key, named in reversed(pools.items())
+        if layer != NORMED or key not in ("swe", "cswe")
     ),
 )
 

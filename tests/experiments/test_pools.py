@@ -7,9 +7,8 @@ import pytest
 
 from cswe.training.cells import Plan
 from cswe.training.model import make_pool
-from experiments.pools import IMAGE_RIVALS, POOLS, PROTEIN_RIVALS
+from experiments.pools import IMAGE_RIVALS, POINT_POOLS, POOLS, PROTEIN_RIVALS
 from experiments.records import RESULTS, read_study
-from experiments.studies import POINT_RIVALS
 
 RIVALS = [(key, 192) for key in IMAGE_RIVALS] + [(key, 320) for key in PROTEIN_RIVALS]
 
@@ -33,7 +32,8 @@ def test_a_rival_has_the_size_that_its_label_says(key, dim):
 
 
 def test_points_are_pooled_as_the_table_says():
-    recipes = [Plan((text,), recipe="tuned").recipe_of(text, 16).pooling for text in POINT_RIVALS]
+    texts = [POINT_POOLS[key].text for key in ("statistics", "moments", "weighted")]
+    recipes = [Plan((text,), recipe="tuned").recipe_of(text, 16).pooling for text in texts]
     assert [choice.weightings for choice in recipes] == [2, 0, 2]
     assert [make_pool(choice, 3).out_dim for choice in recipes] == [16 * 2 * 2, 16 * 8, 16 * 2 * 2]
 

@@ -222,7 +222,10 @@ def test_studies_are_what_the_page_says():
     assert counts["images-few"] == 6 * 3 * 3
     assert counts["proteins-table"] == (2 + 2 * 4) * 5 + 2
     assert counts["proteins-tuned"] == 6 * 5
-    assert counts["points-table"] == (2 + 5 * 5) * 3 * 2
+    assert counts["points-tuning"] == (7 + 7 + 5) * 3 * 3
+    assert counts["points-table"] == ((2 + 5 * 5) + (2 + 5 * 3) + (2 + 3)) * 3
+    for task in tasks["points-table"] + tasks["points-tuning"]:
+        assert task.store.endswith(f"-{task.cell.seed % 10}")  # every seed has its own split, the search's, too
     assert {task.store for found in tasks.values() for task in found} == set(STORES)
     paper = [task.cell.recipe for task in tasks["images-table1"] if task.cell.pool == "cswe"]
     assert {recipe.optimization.epochs for recipe in paper} == {30}
