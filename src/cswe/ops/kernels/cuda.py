@@ -12,7 +12,6 @@ from math import log
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from cswe.ops.kernels import cuda_ranks, scan
@@ -21,6 +20,7 @@ from cswe.ops.kernels.cuda_prepare import Halves, halves, terms_of
 from cswe.ops.kernels.cuda_rows import on_device_of
 from cswe.ops.kernels.cuda_scalars import normaliser_pass, slope_pass
 from cswe.ops.kernels.cuda_shared_states import shared_states_pass
+from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 from cswe.ops.kernels.cuda_states import states_pass
 from cswe.ops.kernels.cuda_targets import collect_targets, ragged_targets_pass, targets_pass
 from cswe.ops.kernels.cuda_tokens import tokens_pass
@@ -114,7 +114,7 @@ def _scalar_tile(rows: int, count: int) -> dict[str, int]:
     """Cut the passes over scalars: a thread a row where there are many rows, a warp and more a row otherwise."""
     if rows >= tuning.scan_rows:
         return {"R": 128 // tuning.scan_ranks, "NB": tuning.scan_ranks, "num_warps": 1}
-    ranks = min(1024, triton.next_power_of_2(count))
+    ranks = min(1024, power_of_two(count))
     return {"R": max(1, 1024 // ranks), "NB": ranks, "num_warps": 4}
 
 
@@ -123,7 +123,7 @@ def normaliser(problem: Problem) -> Tensor:
     batch, slices, count, _, _ = problem.sizes
     scale = torch.empty_like(problem.points)
     rows, tile = batch * slices, _scalar_tile(batch * slices, count)
-    normaliser_pass[(triton.cdiv(rows, tile["R"]),)](
+    normaliser_pass[(cdiv(rows, tile["R"]),)](
         problem.points, _or(problem.lengths, problem.order), scale, rows, slices, count, _rate(problem),
         RAGGED=problem.lengths is not None, **tile,
     )  # fmt: skip
@@ -132,10 +132,10 @@ def normaliser(problem: Problem) -> Tensor:
 
 def _width_of_pieces(dimensions: int, most: int) -> int:
     """Choose a power of two to cut d dimensions into: the largest that leaves at most a quarter empty."""
-    width = min(most, max(16, triton.next_power_of_2(dimensions)))
-    while width > 64 and triton.cdiv(dimensions, width) * width * 3 > dimensions * 4:
+    width = min(most, max(16, power_of_two(dimensions)))
+    while width > 64 and cdiv(dimensions, width) * width * 3 > dimensions * 4:
         width //= 2
-    return int(width)
+    return width
 
 
 class States(NamedTuple):
@@ -156,7 +156,7 @@ class States(NamedTuple):
 def empty_states(problem: Problem, precise: bool) -> States:
     """Make room for the states of a problem."""
     batch, slices, count, _, width = problem.sizes
-    shape, device = (batch, slices, triton.cdiv(count, tuning.chunk), 2, width), problem.points.device
+    shape, device = (batch, slices, cdiv(count, tuning.chunk), 2, width), problem.points.device
     high = torch.empty(shape, dtype=torch.float16, device=device)
     low = torch.empty_like(high) if precise else high
     mass = torch.empty(shape[:-1], dtype=torch.float32, device=device)
@@ -173,9 +173,9 @@ def _shared_states(problem: Problem, scale: Tensor, parts: Halves, natural: Tens
     batch, slices, count, _, width = problem.sizes
     of_tokens = natural is not None
     owners, partners, strides = (batch, slices, (slices, 1)) if of_tokens else (slices, batch, (1, slices))
-    lines = max(16, triton.next_power_of_2(2 * triton.cdiv(count, tuning.chunk)))
+    lines = max(16, power_of_two(2 * cdiv(count, tuning.chunk)))
     together, piece = max(1, 128 // lines), _width_of_pieces(width, tuning.shared_width)
-    shared_states_pass[(owners * triton.cdiv(partners, together), triton.cdiv(width, piece))](
+    shared_states_pass[(owners * cdiv(partners, together), cdiv(width, piece))](
         _or(natural, problem.points), problem.points, problem.order, problem.squares if of_tokens else scale,
         parts.tokens if of_tokens else parts.high, into.high, into.mass, into.scalar,
         partners, *strides, count, width, _rate(problem),
@@ -202,7 +202,7 @@ def _states(
             natural = torch.empty_like(problem.points).scatter_(-1, problem.order.long(), problem.points)
         return _shared_states(problem, scale, parts, natural if of_tokens else None, into)
     piece = _width_of_pieces(width, 256)
-    pieces = triton.cdiv(width, piece)
+    pieces = cdiv(width, piece)
     rows, rows_low = (parts.tokens, parts.tokens_low) if of_tokens else (parts.high, parts.low if precise else None)
     states_pass[(batch * slices * pieces,)](
         problem.points, problem.order, scale, problem.squares, rows, _or(rows_low, rows), parts.targets,
@@ -219,13 +219,13 @@ def _states(
 def state_bytes(problem: Problem, precise: bool) -> int:
     """How much memory the states of the tokens take."""
     batch, slices, count, _, width = problem.sizes
-    return batch * slices * int(triton.cdiv(count, tuning.chunk)) * 2 * (width * (4 if precise else 2) + 8)
+    return batch * slices * cdiv(count, tuning.chunk) * 2 * (width * (4 if precise else 2) + 8)
 
 
 def _blocks(problem: Problem, kinds: int) -> Iterator[tuple[int, int]]:
     """Take samples in blocks whose states fit the memory set aside for them."""
     batch, slices, count, _, width = problem.sizes
-    size = kinds * slices * triton.cdiv(count, tuning.chunk) * 2 * width * 2
+    size = kinds * slices * cdiv(count, tuning.chunk) * 2 * width * 2
     together = max(8, tuning.state_bytes // size // 8 * 8)
     for start in range(0, batch, together):
         yield start, min(start + together, batch)
@@ -263,7 +263,7 @@ def forward_passes(
         unsorted = None if natural is None else natural[start:stop]
         of_tokens = _states(block, own_scale, own, True, precise, kept, unsorted)
         of_targets = _states(block, own_scale, own, False, precise) if with_slope else of_tokens
-        chunk_pass[((stop - start) * slices * triton.cdiv(count, tuning.chunk),)](
+        chunk_pass[((stop - start) * slices * cdiv(count, tuning.chunk),)](
             block.points, block.order, own_scale, block.squares, own.tokens, _or(own.tokens_low, own.tokens),
             own.high, own.low, own.targets, _or(block.lengths, block.order),
             of_tokens.high, of_tokens.low, of_tokens.mass, of_tokens.scalar,
@@ -284,7 +284,7 @@ def forward_passes(
     value = points.new_empty((batch, slices))
     slope = torch.empty_like(points) if with_slope else points.new_empty((batch, 0, 0))
     rows, tile = batch * slices, _scalar_tile(batch * slices, count)
-    slope_pass[(triton.cdiv(rows, tile["R"]),)](
+    slope_pass[(cdiv(rows, tile["R"]),)](
         points, lengths, scale, height, base, value, slope if with_slope else value,
         rows, slices, count, _rate(problem), 1 / problem.tau, RAGGED=ragged, SLOPE=with_slope, **tile,
     )  # fmt: skip
@@ -328,7 +328,7 @@ def targets_passes(
     ragged = problem.lengths is not None
     largest = torch.linalg.vector_norm(grad, torch.inf, dim=0)
     piece = _width_of_pieces(width, tuning.target_width)
-    pieces, chunks = triton.cdiv(width, piece), triton.cdiv(count, tuning.chunk)
+    pieces, chunks = cdiv(width, piece), cdiv(count, tuning.chunk)
     rows = targets if ragged else count
     programs = slices * pieces * (1 if ragged else chunks)
     blocks = list(_blocks(problem, 2 if precise else 1)) if kept is None else [(0, batch)]
@@ -339,7 +339,7 @@ def targets_passes(
     for start, stop in blocks:
         block, own, own_scale = problem.samples(start, stop), parts.samples(start, stop), scale[start:stop]
         states = _states(block, own_scale, own, True, precise) if kept is None else kept.samples(start, stop)
-        buffers = triton.cdiv(stop - start, each)
+        buffers = cdiv(stop - start, each)
         here = partial[used : used + buffers]
         used += buffers
         shared = {"C": tuning.chunk, "DB": piece, "PIECES": pieces, "PRECISE": precise}
@@ -366,7 +366,7 @@ def _collect(problem: Problem, grad: Tensor, parts: Halves, partial: Tensor) -> 
     """Put partial sums over ranks (or, where lengths differ, over targets) together."""
     _, slices, count, targets, width = problem.sizes
     result = torch.empty_like(problem.targets, memory_format=torch.contiguous_format)
-    collect_targets[(triton.cdiv(targets, 4), slices)](
+    collect_targets[(cdiv(targets, 4), slices)](
         partial, parts.units, result, slices, count, targets, width,
         partial.shape[0], terms_of(targets, count), ROWS=4, DB=128, RAGGED=problem.lengths is not None,
         num_warps=1,
@@ -376,9 +376,9 @@ def _collect(problem: Problem, grad: Tensor, parts: Halves, partial: Tensor) -> 
 
 def _partial_sums(items: int, programs: int, numbers: int) -> tuple[int, int]:
     """How many items one program takes in turn, and how many buffers of so many numbers that makes."""
-    buffers = min(items, max(1, PARTIAL_BYTES // (4 * numbers)), triton.cdiv(ENOUGH_PROGRAMS, programs))
-    each = triton.cdiv(items, buffers)
-    return each, triton.cdiv(items, each)
+    buffers = min(items, max(1, PARTIAL_BYTES // (4 * numbers)), cdiv(ENOUGH_PROGRAMS, programs))
+    each = cdiv(items, buffers)
+    return each, cdiv(items, each)
 
 
 def _tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -393,7 +393,7 @@ def tokens_passes(problem: Problem, scale: Tensor, parts: Halves, grad: Tensor) 
     batch, slices, count, targets, width = problem.sizes
     ragged = problem.lengths is not None
     piece = _width_of_pieces(width, 64)
-    pieces = triton.cdiv(width, piece)
+    pieces = cdiv(width, piece)
     each, buffers = _partial_sums(slices, batch * pieces, batch * count * width)
     tokens = torch.zeros((buffers, batch, count, width), dtype=torch.float32, device=grad.device)
     squares = torch.zeros((buffers, batch, count), dtype=torch.float32, device=grad.device)

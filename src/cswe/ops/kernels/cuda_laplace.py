@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cswe.ops.kernels.cuda_rows import decayed, on_device_of
 from cswe.ops.kernels.cuda_scan import apart
+from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 
 
 @triton.jit
@@ -80,12 +81,12 @@ def plain_and_signed_sums(points: Tensor, values: Tensor, tau: float) -> tuple[T
     count, width = values.shape[-2:]
     points, values = points.contiguous(), values.contiguous()
     plain, signed = torch.empty_like(values), torch.empty_like(values)
-    columns = min(128, max(16, triton.next_power_of_2(width)))
+    columns = min(128, max(16, power_of_two(width)))
     rows = points.numel() // count
     if values.numel():
         with on_device_of(points):
             # All ranks of a column in one thread: scans need no exchange.
-            _sums[(rows, triton.cdiv(width, columns))](
+            _sums[(rows, cdiv(width, columns))](
                 points, values, plain, signed, count, width, 1 / (tau * log(2)), NB=8, DB=columns, num_warps=1
             )
     return plain, signed

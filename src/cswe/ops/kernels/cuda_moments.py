@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cswe.ops.kernels.cuda_rows import on_device_of
+from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 from cswe.ops.kernels.cuda_sort import plain_sort
 from cswe.ops.laplace import refuse_second_derivative
 
@@ -172,7 +173,7 @@ def higher_moments(projections: Tensor, masses: Tensor, mask: Tensor | None, k: 
 
 
 def _tile(count: int) -> dict[str, int]:
-    block = max(16, int(triton.next_power_of_2(count)))
+    block = max(16, power_of_two(count))
     return {"R": max(1, 256 // block), "NB": block, "num_warps": max(1, block // 256)}
 
 
@@ -190,7 +191,7 @@ class _Moments(torch.autograd.Function):
             lengths = None if mask is None else mask.sum(-1)
             out = torch.empty((batch, heads, slices, k - 1), dtype=torch.float32, device=ordered.device)
             tile = _tile(count)
-            moments_pass[(triton.cdiv(batch * slices, tile["R"]),)](
+            moments_pass[(cdiv(batch * slices, tile["R"]),)](
                 ordered, order, masses, order if lengths is None else lengths, out, batch * slices, slices, heads,
                 count, K=k, RAGGED=lengths is not None, **tile,
             )  # fmt: skip
@@ -238,7 +239,7 @@ def _backward(
         if to_masses:
             shape = (here.stop - start, slices, heads, count)
             by_slice = torch.empty(shape, dtype=torch.float32, device=ordered.device)
-        moments_back_pass[(triton.cdiv(rows, tile["R"]),)](
+        moments_back_pass[(cdiv(rows, tile["R"]),)](
             ordered[here], order[here], masses[here], order if lengths is None else lengths[here], grad[here],
             ordered if at_values is None else at_values[here], by_slice, rows, slices, heads, count,
             K=k, RAGGED=lengths is not None, VALUES=to_values, MASSES=to_masses, **tile,

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cswe.ops.kernels.cuda_rows import mixed_targets, split
+from cswe.ops.kernels.cuda_sizes import cdiv
 from cswe.ops.kernels.problem import Problem
 
 TARGET_BITS = tl.constexpr(4.0)
@@ -133,7 +134,7 @@ def halves(
         high = torch.empty(tokens.shape, dtype=torch.float16, device=tokens.device)
         low = torch.empty_like(high) if precise else None
         rows = batch * count
-        _split_tokens[(triton.cdiv(rows, 16),)](
+        _split_tokens[(cdiv(rows, 16),)](
             tokens, centre, units, high, high if low is None else low, rows, width, ROWS=16, DB=128, HAS_LOW=precise
         )
     mixed = problem.lengths is not None
@@ -141,7 +142,7 @@ def halves(
     t_high = torch.empty((slices, 0 if mixed else count, width), dtype=torch.float16, device=tokens.device)
     t_low = torch.empty_like(t_high)
     if with_targets:
-        _split_targets[(triton.cdiv(targets if mixed else count, 4), slices)](
+        _split_targets[(cdiv(targets if mixed else count, 4), slices)](
             reference, units, t_high, t_low, scaled, count, targets, width, ROWS=4, DB=128, MIXED=mixed, num_warps=1
         )
     return Halves(high, low, t_high, t_low, scaled, units)

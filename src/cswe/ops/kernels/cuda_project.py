@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
+
 BEHIND = tl.constexpr(3e38)
 """Where masked tokens are projected to: behind everything."""
 
@@ -173,12 +175,12 @@ def centre_of(reference: Tensor) -> Tensor:
     """Give one vector to subtract from tokens and reference."""
     count, width = reference.shape
     result = torch.empty(width, dtype=torch.float32, device=reference.device)
-    centre_pass[(triton.cdiv(width, 64),)](reference, result, count, width, RB=16, DB=64, num_warps=1)
+    centre_pass[(cdiv(width, 64),)](reference, result, count, width, RB=16, DB=64, num_warps=1)
     return result
 
 
 def _slice_tile(slices: int) -> int:
-    return max(16, min(64, int(triton.next_power_of_2(slices))))
+    return max(16, min(64, power_of_two(slices)))
 
 
 def project(tokens: Tensor, mask: Tensor | None, centre: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,7 +194,7 @@ def project(tokens: Tensor, mask: Tensor | None, centre: Tensor, directions: Ten
     squares = torch.empty((batch, count), dtype=torch.float32, device=tokens.device)
     largest = torch.zeros((), dtype=torch.float32, device=tokens.device)
     tile = _slice_tile(slices)
-    project_pass[(triton.cdiv(rows, 64), triton.cdiv(slices, tile))](
+    project_pass[(cdiv(rows, 64), cdiv(slices, tile))](
         tokens, tokens if mask is None else mask, centre, directions, projections, squares, largest,
         rows, count, slices, width, ROWS=64, LB=tile, DB=32, HAS_MASK=mask is not None, num_warps=4,
     )  # fmt: skip
@@ -203,7 +205,7 @@ def unsort(slope: Tensor, order: Tensor, grad: Tensor) -> Tensor:
     """Give ``grad · slope`` of every token, ``(L, B, N)``."""
     batch, slices, count = slope.shape
     result = torch.empty((slices, batch, count), dtype=torch.float32, device=slope.device)
-    block = min(1024, int(triton.next_power_of_2(count)))
+    block = min(1024, power_of_two(count))
     unsort_pass[(batch * slices,)](slope, order, grad, result, batch, slices, count, NB=block, num_warps=1)
     return result
 
@@ -212,10 +214,10 @@ def slices_gradient(weights: Tensor, tokens: Tensor, mask: Tensor | None, centre
     """Give the sums of the centred tokens by their weights ``(L, B, N)``, ``(L, d)``."""
     slices, width, rows = weights.shape[0], tokens.shape[-1], tokens.shape[0] * tokens.shape[1]
     tile = _slice_tile(slices)
-    blocks = triton.cdiv(slices, tile), triton.cdiv(width, 64)
-    parts = max(1, min(triton.cdiv(rows, 128), ENOUGH_PARTS // (blocks[0] * blocks[1])))
-    each = triton.cdiv(triton.cdiv(rows, parts), 32) * 32
-    parts = triton.cdiv(rows, each)
+    blocks = cdiv(slices, tile), cdiv(width, 64)
+    parts = max(1, min(cdiv(rows, 128), ENOUGH_PARTS // (blocks[0] * blocks[1])))
+    each = cdiv(cdiv(rows, parts), 32) * 32
+    parts = cdiv(rows, each)
     partial = torch.empty((parts, slices, width), dtype=torch.float32, device=tokens.device)
     slices_pass[(parts, *blocks)](
         weights, tokens, tokens if mask is None else mask, centre, partial, rows, slices, width, each,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cswe.ops.kernels.cuda_rows import on_device_of
+from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 
 
 @triton.jit
@@ -66,9 +67,9 @@ def averages(ranked: Tensor, lengths: Tensor | None, points: int) -> Tensor:
 def _launch(values: Tensor, lengths: Tensor | None, count: int, points: int, back: bool) -> Tensor:
     batch, slices, _ = values.shape
     result = torch.empty((batch, slices, count if back else points), dtype=torch.float32, device=values.device)
-    block = min(256, max(16, int(triton.next_power_of_2(result.shape[-1]))))
+    block = min(256, max(16, power_of_two(result.shape[-1])))
     with on_device_of(values):
-        average_pass[(batch * slices, triton.cdiv(result.shape[-1], block))](
+        average_pass[(batch * slices, cdiv(result.shape[-1], block))](
             values.contiguous(), values if lengths is None else lengths, result, batch * slices, slices, count, points,
             NB=block, RAGGED=lengths is not None, BACK=back, num_warps=1,
         )  # fmt: skip

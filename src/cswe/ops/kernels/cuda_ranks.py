@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cswe.ops.kernels.cuda_rows import decayed
 from cswe.ops.kernels.cuda_scan import apart, recurrence
+from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 from cswe.ops.kernels.problem import Problem
 
 MOST_RANKS = 1024
@@ -257,14 +258,14 @@ def fits(problem: Problem) -> bool:
 
 def _shared(problem: Problem) -> tuple[int, int, int, float, int]:
     _, slices, count, _, width = problem.sizes
-    return slices, count, width, 1 / (problem.tau * log(2)), triton.cdiv(width + 1, COLUMNS)
+    return slices, count, width, 1 / (problem.tau * log(2)), cdiv(width + 1, COLUMNS)
 
 
 def targets_gradient(problem: Problem, grad: Tensor, scale: Tensor) -> Tensor:
     """Give the gradient of the targets, ``(L, N, d)``; ``scale`` is 1/Z."""
     slices, count, width, rate, _ = _shared(problem)
     result = torch.empty((slices, count, width), dtype=torch.float32, device=scale.device)
-    sums_pass[(slices, triton.cdiv(width, COLUMNS))](
+    sums_pass[(slices, cdiv(width, COLUMNS))](
         problem.points, problem.order, scale, problem.tokens, problem.squares, problem.centre, grad, result,
         count, width, rate, NB=RANKS, DB=COLUMNS, num_warps=1,
     )  # fmt: skip
@@ -283,7 +284,7 @@ def value_and_slope(problem: Problem, scale: Tensor, with_slope: bool) -> tuple[
     slope = torch.empty_like(problem.points) if with_slope else problem.points.new_empty((1, 0, 0))
     finish_pass[(slices,)](
         problem.points, scale, summed, signed, value, slope if with_slope else value, blocks, slices, count,
-        rate, 1 / problem.tau, NB=triton.next_power_of_2(count), SLOPE=with_slope, num_warps=1,
+        rate, 1 / problem.tau, NB=power_of_two(count), SLOPE=with_slope, num_warps=1,
     )  # fmt: skip
     return value, slope
 
@@ -291,8 +292,8 @@ def value_and_slope(problem: Problem, scale: Tensor, with_slope: bool) -> tuple[
 def tokens_gradient(problem: Problem, grad: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Give the gradients of the tokens ``(1, N, d)`` and of their squares ``(1, N)``."""
     slices, count, width, rate, blocks = _shared(problem)
-    each = triton.cdiv(slices, MOST_PARTS)
-    parts = triton.cdiv(slices, each)
+    each = cdiv(slices, MOST_PARTS)
+    parts = cdiv(slices, each)
     rows = torch.zeros((parts, count, width), dtype=torch.float32, device=scale.device)
     square = torch.zeros((parts, count), dtype=torch.float32, device=scale.device)
     back_pass[(parts, blocks)](

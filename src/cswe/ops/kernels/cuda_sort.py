@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cswe.ops.kernels.cuda_rows import on_device_of
+from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 
 LONGEST = 256
 """What one warp holds in registers; beyond it ``torch.sort`` is the better choice."""
@@ -54,10 +55,10 @@ def _launch(values: Tensor, index: torch.dtype) -> tuple[Tensor, Tensor]:
     outer, inner, count = values.shape
     ordered = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     order = torch.empty(values.shape, dtype=index, device=values.device)
-    block = triton.next_power_of_2(count)
+    block = power_of_two(count)
     together = max(1, 256 // block)
     with on_device_of(values):
-        _sort[(triton.cdiv(outer * inner, together),)](
+        _sort[(cdiv(outer * inner, together),)](
             values, ordered, order, outer * inner, inner, count, *values.stride(),
             R=together, NB=block, num_warps=1,
         )  # fmt: skip
@@ -90,7 +91,7 @@ def unsort_rows(values: Tensor, order: Tensor) -> Tensor:
     """
     count = values.shape[-1]
     result = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    block = min(1024, int(triton.next_power_of_2(count)))
+    block = min(1024, power_of_two(count))
     with on_device_of(values):
         _unsort[(values.numel() // count,)](
             values.contiguous(), order.contiguous(), result, values.numel() // count, count, NB=block, num_warps=1
