@@ -21,7 +21,7 @@ _RESTARTS = 2  # for each worker
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the cells of some studies that are not known yet; return the number of workers that had a failure."""
+    """Run the cells of some studies that are not known yet; return 1 if any of them failed, or is not what it was."""
     words = sys.argv[1:] if arguments is None else arguments
     names = ["all", *STUDIES]
     parser = argparse.ArgumentParser(prog="python -m experiments.run", description=__doc__)
@@ -29,6 +29,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stores", type=Path, required=True, help="folder of the token stores")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results go, one JSON file a study")
     parser.add_argument("--known", type=Path, nargs="*", default=[RESULTS], help="folders with results to start from")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="only cells with this in their name or their store's; several, or a list with commas: any of them",
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="run cells that are known once more, write nothing, and say whether every score is exactly the known one",
+    )
     parser.add_argument("--work", type=Path, help="folder for locks and runs; best in memory")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell that would not end by then")
@@ -38,13 +50,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args(words)
+    if chosen.rehearse and chosen.again:
+        parser.error("a rehearsal cannot be held against results: choose --rehearse or --again")
     if chosen.rehearse and chosen.out.resolve() == RESULTS.resolve():
         parser.error("a rehearsal gives no results: choose another --out")
     work = chosen.work or Path(tempfile.mkdtemp(prefix="cswe-experiments-"))
     if chosen.worker is None and chosen.jobs > 1:
         command = [sys.executable, "-m", "experiments.run", *words, "--work", str(work)]
         # One clock for all, also for those that are started later.
-        return share([*command, "--until", str(time.monotonic() + chosen.seconds)], chosen.jobs)
+        failures = share([*command, "--until", str(time.monotonic() + chosen.seconds)], chosen.jobs)
+        return 1 if failures else 0
     names = [name for name in STUDIES if name in chosen.studies]
     if "all" in chosen.studies:
         names = [name for name, study in STUDIES.items() if not study.alone or name in names]
@@ -65,6 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
         shlex.join([*told, *(["--deterministic"] if chosen.deterministic else [])]),
         chosen.rehearse,
         chosen.deterministic,
+        tuple(text for texts in chosen.only for text in texts.split(",") if text),
+        chosen.again,
         lambda line: print(line, flush=True),
     )
     worker.run()

@@ -57,6 +57,10 @@ class Worker:
         One epoch of one seed of everything, to find out whether it runs; results mean nothing.
     deterministic
         Noted with every result.
+    only
+        Parts of names: only cells that have one of them in their own name or their store's; none: all cells.
+    again
+        Run cells that are known once more, write nothing, and say whether every score is exactly the known one.
     tell
         Told a line about every cell.
     """
@@ -73,6 +77,8 @@ class Worker:
     command: str = ""
     rehearse: bool = False
     deterministic: bool = False
+    only: tuple[str, ...] = ()
+    again: bool = False
     tell: Callable[[str], None] = print
     failed: list[str] = field(default_factory=list)
 
@@ -113,7 +119,8 @@ class Worker:
             chosen = self._chosen(study.search)
             missing += self._open_tasks(study, chosen)
             # Waiting makes sense only while the choices are being found out.
-            if study.search is not None and len(chosen) < len(study.search.sought) and self._is_running(study.search):
+            wanting = study.search is not None and len(chosen) < len(study.search.sought) and not self.again
+            if study.search is not None and wanting and self._is_running(study.search):
                 later = study.search.name
         return missing, later
 
@@ -124,7 +131,7 @@ class Worker:
     def _chosen(self, search: Search | None) -> Chosen:
         if search is None:
             return {}
-        if search.name not in self._noted:
+        if search.name not in self._noted and not self.again:
             self._note_choices(search)  # of a search that was done elsewhere
         return chosen_by(search, self.known)
 
@@ -135,15 +142,21 @@ class Worker:
     def _is_open(self, task: Task, done: dict[str, Result]) -> bool:
         if self.rehearse and task.cell.seed not in (0, 10):
             return False
+        if self.only and not any(text in task.cell.name or text in task.store for text in self.only):
+            return False
         found = done.get(task.cell.name)
         if found is None:
-            return not (self.work / "failed" / task.study.name / task.cell.name).exists()
+            return not self.again and not self._mark(task, "failed").exists()
         if not self.rehearse and found.cell.recipe != task.cell.recipe:
             raise ValueError(
                 f"{task.study.name}, {task.cell.name}: is known with another recipe "
                 f"({found.cell.recipe.difference(task.cell.recipe)}); remove it from the results first"
             )
-        return False
+        return self.again and not self._mark(task, "again").exists() and not self._mark(task, "failed").exists()
+
+    def _mark(self, task: Task, what: str) -> Path:
+        """Return the file that tells all workers what became of a cell."""
+        return self.work / what / task.study.name / task.cell.name
 
     def _rehearsed(self, task: Task) -> Task:
         if not self.rehearse:
@@ -167,7 +180,7 @@ class Worker:
             lock = Lock(self.work / "locks" / task.study.name / f"{task.cell.name}.lock")
             if not lock.take():
                 continue
-            if task.cell.name in read_all(self.known, task.study.name):  # by another since we looked
+            if not self._is_open(task, read_all(self.known, task.study.name)):  # by another since we looked
                 lock.release(remove=True)
                 continue
             return task, lock, expected
@@ -205,9 +218,7 @@ class Worker:
             # Whatever it is, other cells may be all right, and time on the device is dear.
             self.tell(f"{study.name}: {task.cell.name} broke down\n{traceback.format_exc(limit=-5)}")
             self.failed.append(task.cell.name)
-            mark = self.work / "failed" / study.name / task.cell.name
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
+            _touch(self._mark(task, "failed"))
             self._shelf = None
             if not _usable(self.device):
                 self.tell(f"worker {self.number}: the device is of no use to this process any more")
@@ -215,6 +226,10 @@ class Worker:
             return 0
         wall = time.monotonic() - started
         self._slowdown = 0.5 * self._slowdown + 0.5 * max(1.0, wall / expected)
+        if self.again:
+            shutil.rmtree(run, ignore_errors=True)
+            self._hold_against(task, result)
+            return 1
         facts: dict[str, Any] = {
             **result.facts,
             "wall": wall,
@@ -232,6 +247,21 @@ class Worker:
         note = f"expected {expected:.0f} s, took {wall:.0f} s"
         self.tell(f"[{self.number}] {study.name}: {line_of(result)} ({note})")
         return 1
+
+    def _hold_against(self, task: Task, result: Result) -> None:
+        """Say whether a cell that was run again has exactly the scores that are known."""
+        known = read_all(self.known, task.study.name)[task.cell.name]
+        there, now = (_flat_scores(entry) for entry in (known, result))
+        different = [
+            f"{name}: {there.get(name)} there, {now.get(name)} now"
+            for name in sorted(there | now)
+            if there.get(name) != now.get(name)
+        ]
+        if different:
+            self.failed.append(task.cell.name)
+        told = f"differs in {', '.join(different)}" if different else f"all {len(there)} scores are the same"
+        self.tell(f"[{self.number}] {task.study.name}: {task.cell.name}: {told}")
+        _touch(self._mark(task, "again"))
 
     def _opened(self, task: Task) -> Shelf:
         """Return the store's tokens; those of one layer of one store are held at a time."""
@@ -256,6 +286,18 @@ def _usable(device: torch.device) -> bool:
         except RuntimeError:
             return False
     return True
+
+
+def _touch(mark: Path) -> None:
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
+def _flat_scores(result: Result) -> dict[str, Any]:
+    """Return all scores as they are written, under one name each: not-a-number is null there, and equal to itself."""
+    scores: dict[str, dict[str, Any]] = result.to_json()["scores"]
+    flat = {f"{split} {name}": value for split, values in scores.items() for name, value in values.items()}
+    return flat if result.error is None else {"error": result.error}
 
 
 @cache

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from cswe.tokens import Item, TokenStore
+from cswe.tokens.backbones.base import Backbone, Encoded
 from cswe.training.cells import Plan
 from experiments import worker as worker_module
 from experiments.expect import Sizes, expected_seconds
-from experiments.extract import STORES
+from experiments.extract import STORES, NormedToo
 from experiments.extract import main as extract
 from experiments.pools import IMAGE_RIVALS, POOLS
-from experiments.records import add_extraction, read_extractions, read_study, write_lines
+from experiments.records import add_extraction, add_result, read_extractions, read_study, write_lines
 from experiments.run import main, share
 from experiments.studies import STUDIES, Entry, Study
 from experiments.tuning import IMAGES, LAYERS, choose, chosen_by, note_choices, read_choices
@@ -55,8 +56,8 @@ def work(stores, tmp_path):
     def make(*studies, out="out", **options):
         told = []
         made = Worker(
-            list(studies), stores, tmp_path / out, options.pop("known", []), tmp_path / "work", torch.device("cpu"),
-            tell=told.append, **options,
+            list(studies), stores, tmp_path / out, options.pop("known", []), options.pop("work", tmp_path / "work"),
+            torch.device("cpu"), tell=told.append, **options,
         )  # fmt: skip
         return made, told
 
@@ -109,6 +110,32 @@ def test_waves_are_done_in_order_and_at_home_first(work, monkeypatch):
     worker.run()
     order = [line.split("] ")[1].split(":")[0] for line in told if "expected" in line]
     assert order == ["soon", "soon", "late", "late", "away"]
+
+
+def test_only_some_cells(work, tmp_path):
+    assert work(study(), only=("swe", "nothing"))[0].run() == 2
+    assert {result.cell.pool for result in read_study(tmp_path / "out", "small").values()} == {"swe"}
+    assert work(study(), only=("layer-6.seed-1",))[0].run() == 1
+    assert work(study(), only=("set",))[0].run() == 1  # what is left, by the store's name
+
+
+def test_again_says_whether_every_score_is_the_known_one(work, tmp_path):
+    assert work(study(pools=("mean",)), deterministic=True)[0].run() == 2
+    file = tmp_path / "out" / "small.json"
+    before = file.read_text()
+    again, told = work(study(), again=True)
+    assert again.run() == 2  # of four, two are known
+    assert again.failed == []
+    assert [line.rsplit(": ", 1)[1] for line in told[:2]] == ["all 15 scores are the same"] * 2
+    assert work(study(), again=True)[0].run() == 0  # once for all workers of a command
+    assert file.read_text() == before
+    first = next(iter(read_study(tmp_path / "out", "small").values()))
+    first.scores["test"]["top1"] += 1e-12
+    add_result(tmp_path / "other", "small", first, {}, tmp_path / "lock")
+    wrong, told = work(study(), out="other", again=True, only=(first.cell.name,), work=tmp_path / "elsewhere")
+    assert wrong.run() == 1
+    assert wrong.failed == [first.cell.name]
+    assert "differs in test top1: " in told[0]
 
 
 def test_no_cell_is_begun_that_would_not_end_in_time(work):
@@ -262,6 +289,21 @@ def test_two_processes_share_a_study(stores, tmp_path, monkeypatch):
     assert all("--jobs 2" in result.facts["command"] for result in found.values())
 
 
+def test_a_rerun_from_the_command_line(stores, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(STUDIES, "proteins-evolution", study("proteins-evolution", ("mean",), store="proteins"))
+    words = ["proteins-evolution", "--stores", str(stores), "--out", str(tmp_path), "--known", "--device", "cpu"]
+    assert main([*words, "--only", "nothing,seed-1"]) == 0
+    (known,) = read_study(tmp_path, "proteins-evolution").values()
+    assert main([*words, "--again", "--deterministic"]) == 0
+    assert "scores are the same" in capsys.readouterr().out
+    known.scores["train"]["top1"] = 2.0
+    add_result(tmp_path, "proteins-evolution", known, {}, tmp_path / "lock")
+    assert main([*words, "--again", "--only", "seed-0", "--only", "mean"]) == 1
+    assert "train top1: 2.0 there" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*words, "--again", "--rehearse"])
+
+
 def test_a_worker_whose_device_is_broken_is_replaced(work, monkeypatch, tmp_path):
     monkeypatch.setattr(worker_module, "run_cell", lambda *words, **options: 1 / 0)
     monkeypatch.setattr(worker_module, "_usable", lambda device: False)
@@ -302,6 +344,27 @@ def test_an_extraction_is_noted_once(tmp_path, capsys):
     assert [len(store.split(name)) for name in ("train", "validation", "test")] == [20, 8, 12]
     add_extraction(tmp_path / "out", {**entry, "seconds": 1.0}, tmp_path / "lock")
     assert [line["seconds"] for line in read_extractions(tmp_path / "out")] == [1.0]
+
+
+def test_tokens_of_points_are_there_normalised_too():
+    class Long(Backbone):
+        kind, layers, preparer, device = "points", {5: 4}, None, torch.device("cpu")
+
+        def encode(self, units, dtype):
+            pieces = [torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 100.0, 200.0, 300.0]])] * len(units)
+            return Encoded({5: pieces}, [2] * len(units), torch.ones(len(units), dtype=torch.bool))
+
+        def describe(self):
+            return {"name": "long"}
+
+    both = NormedToo(Long())
+    encoded = both.encode([0, 1], "float32")
+    assert dict(both.layers) == {5: 4, 6: 4}
+    assert encoded.tokens[5][0].max() == 300
+    for piece in encoded.tokens[6]:
+        torch.testing.assert_close(piece.mean(1), torch.zeros(2), atol=1e-6, rtol=0)
+        torch.testing.assert_close(piece[0], piece[1], atol=1e-4, rtol=0)
+    assert set(both.describe()) == {"name", "layer 6"}
 
 
 def test_little_is_needed_where_there_is_a_gpu():
