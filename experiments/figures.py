@@ -64,7 +64,8 @@ def _against_slices(
 ) -> Any:
     """Draw test scores over the number of slices, one panel a metric; poolings without slices are level lines."""
     rows = [row for study, layer in sources for row in results.of(study).at(layer)]
-    if not rows:
+    points = [[row.slices for row in rows if row.pool == pool] for pool, _, _ in lines]
+    if max(map(len, points)) < 2:  # one point is no line
         return None
     plot, axes = figure(4.6 * len(metrics), 3.4, len(metrics))
     for axis, (metric, title) in zip([axes] if len(metrics) == 1 else axes, metrics, strict=True):

@@ -73,6 +73,8 @@ def slices_table(results: Results) -> str:
         study = "images-table1" if slices == 128 else "images-slices"
         plain, bounded = (results.row(study, pool, 12, slices) for pool in ("swe", "cswe"))
         for label, row in (("SWE", plain), ("C-SWE", bounded)):
+            if row is None:
+                continue
             told = image_resources(slices) or (NOTHING, NOTHING)
             difference = gain_text(bounded, plain) if label == "C-SWE" else ""
             scores = [mean_text(row), mean_text(row, metric="top5")]
@@ -89,6 +91,8 @@ def map_table(results: Results) -> str:
         gap, _ = longest(results, "gap", layer)
         plain, bounded = (results.row("images-map", pool, layer) for pool in ("swe", "cswe"))
         for label, row in (("mean (GAP)", gap), ("SWE, M → 1", plain), ("C-SWE, M → 1", bounded)):
+            if row is None:
+                continue
             scores = [mean_text(row, split) for split in TABLE1_SPLITS]
             twins = gain_text(bounded, plain) if row is bounded else ""
             against = "" if row is gap else gain_text(row, gap)
@@ -106,7 +110,8 @@ def temperature_table(results: Results) -> str:
         ("26", "1", "images-temperature", "cswe:bound=26,temperature=1"),
         ("26", "10", "images-temperature", "cswe:bound=26,temperature=10"),
     ):
-        row = results.row(study, pool, 12, 32)
+        if (row := results.row(study, pool, 12, 32)) is None:
+            continue
         scores = [mean_text(row, "train"), mean_text(row)]
         lines.append([bound, temperature, count_text(row), *scores, gain_text(row, plain)])
     return grid(head, lines)
@@ -118,7 +123,9 @@ def tuned_table(results: Results) -> str:
     lines = []
     for key in IMAGE_RIVALS:
         rows = [results.row("images-tuned", POOLS[key].text, layer, POOLS[key].slices) for layer in LAYERS]
-        last = rows[-1]
+        last = next((row for row in reversed(rows) if row is not None), None)
+        if last is None:
+            continue
         cells = [POOLS[key].label, size_text(last), count_text(last), *map(mean_text, rows)]
         lines.append([*cells, seconds_text(last), memory_text(last)])
     best = [max(TABLE1[pool, layer][2].mean for pool in ("mean", "swe", "cswe")) for layer in LAYERS]
@@ -132,9 +139,11 @@ def _against(
     head = ["Pooling", *(f"Layer {layer}: − {POOLS[rival].label}" for layer in layers for rival in rivals)]
     lines = []
     for key in keys:
+        rows = {layer: results.row(study, POOLS[key].text, layer, POOLS[key].slices) for layer in layers}
+        if not any(rows.values()):
+            continue
         cells = [POOLS[key].label]
-        for layer in layers:
-            row = results.row(study, POOLS[key].text, layer, POOLS[key].slices)
+        for layer, row in rows.items():
             for rival in rivals:
                 other = results.row(study, POOLS[rival].text, layer, POOLS[rival].slices)
                 cells.append("" if rival == key else gain_text(row, other))
@@ -159,6 +168,8 @@ def nearest_table(results: Results) -> str:
     lines = []
     for key in IMAGE_RIVALS:
         rows = [results.row("images-tuned", POOLS[key].text, layer, POOLS[key].slices) for layer in LAYERS]
+        if not any(rows):
+            continue
         cells = [POOLS[key].label, count_text(rows[-1]), *(mean_text(row, metric="nearest") for row in rows)]
         for rival in ("attention-5", "statistics"):
             other = results.row("images-tuned", POOLS[rival].text, 12, POOLS[rival].slices)
@@ -174,6 +185,8 @@ def few_table(results: Results) -> str:
     lines = []
     for key in IMAGE_RIVALS:
         rows = {count: _few_row(results, key, count) for count in FEW}
+        if not any(rows.values()):
+            continue
         cells = [POOLS[key].label, count_text(rows[1]), *map(mean_text, rows.values())]
         for count, row in rows.items():
             for rival in ("attention-5", "statistics"):

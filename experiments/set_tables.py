@@ -44,6 +44,8 @@ def proteins_table(results: Results) -> str:
     for slices in (1, 4, 16, 64):
         plain, bounded = (results.row("proteins-table", pool, 6, slices) for pool in ("swe", "cswe"))
         for label, row in (("SWE", plain), ("C-SWE", bounded)):
+            if row is None:
+                continue
             scores = [mean_text(row, split) for split in TABLE1_SPLITS]
             difference = gain_text(bounded, plain) if label == "C-SWE" else ""
             own = [seconds_text(row), memory_text(row), paper]
@@ -59,6 +61,8 @@ def proteins_literal(results: Results) -> str:
         pool = POOLS[key].text
         ours = only_seeds(results.row("proteins-table", pool, 6, 16), {0})
         literal = results.row("proteins-table", with_choices(pool, "epochs=50"), 6, 16)
+        if literal is None:
+            continue
         for row, how in ((ours, "256, 20"), (literal, "32, 50 (paper)")):
             lines.append(
                 [POOLS[key].label, how, *(mean_text(row, split) for split in TABLE1_SPLITS), seconds_text(row)]
@@ -72,7 +76,8 @@ def proteins_tuned(results: Results) -> str:
     head = ["Pooling", "Size", "Seeds", "Test", *(f"− {POOLS[rival].label}" for rival in rivals), "Time", "Memory"]
     lines = []
     for key in PROTEIN_RIVALS:
-        row = results.row("proteins-tuned", POOLS[key].text, 6, POOLS[key].slices)
+        if (row := results.row("proteins-tuned", POOLS[key].text, 6, POOLS[key].slices)) is None:
+            continue
         cells = ["mean" if key == "gap" else POOLS[key].label, size_text(row), count_text(row), mean_text(row)]
         for rival in rivals:
             other = results.row("proteins-tuned", POOLS[rival].text, 6, POOLS[rival].slices)

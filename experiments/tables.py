@@ -1,9 +1,11 @@
 """Write ``docs/results.md`` from the results and a template: ``python -m experiments.tables``.
 
-In the template ``{{table NAME}}`` and ``{{figure NAME}}`` stand for what their names say,
-``{{score STUDY POOL LAYER L}}`` for a mean over seeds and ``{{gain STUDY POOL RIVAL LAYER L}}`` for a difference seed
-by seed, with its standard error (L is left out for poolings that have no slices, or one number of them; poolings are
-named as in `experiments.pools`). No number of ours is written by hand.
+In the template ``{{table NAME}}`` and ``{{figure NAME}}`` stand for what their names say, ``{{progress}}`` for what is
+still to run, ``{{score STUDY POOL LAYER L}}`` for a mean over seeds and ``{{gain STUDY POOL RIVAL LAYER L}}`` for a
+difference seed by seed, with its standard error: of test accuracy, balanced on points. L is left out for poolings
+that have no slices, or one number of them; a second L is the rival's. Poolings are named as in `experiments.pools`;
+``:80`` after a name: its runs of 80 epochs. What stands between ``{{if STUDY}}`` and ``{{end}}`` is left out while that
+study has no results; ``{{if STUDY:TEXT}}``: none with this in their name. No number of ours is written by hand.
 """
 
 import argparse
@@ -11,10 +13,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from cswe.training.table import grid
+from cswe.training.table import Row, grid
 from experiments import image_tables, set_tables
 from experiments.lookup import NOTHING, Results, gain_text, mean_text
-from experiments.pools import POOLS
+from experiments.pools import POINT_LAYERS, POOLS, with_choices
 from experiments.records import RESULTS, read_extractions, read_study
 from experiments.studies import STUDIES
 
@@ -50,7 +52,7 @@ def made_table(results: Results) -> str:
         ["time of all runs, added up", f"{minutes:.0f} min" if found else NOTHING],
     ]
     rows += [
-        [f"extraction, {entry['store']}", f"{entry['items']:,} items in {entry['seconds']:.0f} s"]
+        [f"extraction, {entry['store']}", f"{entry['items']:,} items in {entry['seconds']:.3g} s"]
         for entry in read_extractions(results.folder)
     ]
     return grid(["", ""], rows)
@@ -78,33 +80,60 @@ TABLES: dict[str, Callable[[Results], str]] = {
 }
 
 
+def progress(results: Results) -> str:
+    """Say what is still to run."""
+    none, some = [], []
+    for study in STUDIES.values():
+        every = {} if study.search is None else {sought.key: study.search.grid[0] for sought in study.search.sought}
+        planned, known = len(study.tasks(every)), len(read_study(results.folder, study.name))
+        if not known:
+            none.append(f"`{study.name}`")
+        elif known < planned:
+            some.append(f"`{study.name}` ({known} of {planned})")
+    parts = [f"not run yet: {', '.join(none)}"] if none else []
+    parts += [f"run in part, cells: {', '.join(some)}"] if some else []
+    return f"Still to do. {'; '.join(parts).capitalize()}." if parts else "All studies are complete."
+
+
 def render(template: str, results: Results) -> str:
     """Fill a template in."""
+
+    def part(match: re.Match[str]) -> str:
+        study, _, text = match.group(1).partition(":")
+        return match.group(2) if any(text in name for name in read_study(results.folder, study)) else ""
+
+    def row(study: str, name: str, layer: str, slices: list[str]) -> Row | None:
+        key, _, epochs = name.partition(":")
+        named = POINT_LAYERS[int(layer)][key] if study.startswith("points") else POOLS[key]
+        text = with_choices(named.text, f"epochs={epochs}") if epochs else named.text
+        return results.row(study, text, int(layer), int(slices[0]) if slices else named.slices)
 
     def fill(match: re.Match[str]) -> str:
         kind, *words = match.group(1).split()
         if kind == "table":
             return TABLES[words[0]](results).rstrip()
+        if kind == "progress":
+            return progress(results)
         if kind == "figure":
             there = (FIGURES / f"{words[0]}.png").exists()
-            return f"![{words[0]}](figures/{words[0]}.png)" if there else "(No figure yet.)"
+            return f"![{words[0]}](figures/{words[0]}.png)" if there else ""
         if kind == "score":
             study, key, layer, *slices = words
-            return mean_text(results.row(study, POOLS[key].text, int(layer), _slices_of(key, slices)))
+            return mean_text(row(study, key, layer, slices), metric=_metric(study))
         if kind == "gain":
             study, key, rival, layer, *slices = words
-            own, other = (
-                results.row(study, POOLS[name].text, int(layer), _slices_of(name, slices)) for name in (key, rival)
-            )
-            return gain_text(own, other)
-        raise ValueError(f"{TEMPLATE.name}: expected table, figure, score or gain but got {match.group(0)!r}")
+            other = row(study, rival, layer, slices[1:] or slices)
+            return gain_text(row(study, key, layer, slices), other, metric=_metric(study))
+        raise ValueError(f"{TEMPLATE.name}: expected table, figure, progress, score or gain but got {match.group(0)!r}")
 
-    filled = re.sub(r"\{\{(.+?)\}\}", fill, template)
+    kept = re.sub(r"\{\{if (\S+?)\}\}\n(.*?)\{\{end\}\}\n", part, template, flags=re.DOTALL)
+    filled = re.sub(r"\{\{(.+?)\}\}", fill, kept)
+    filled = re.sub(r"\n{3,}", "\n\n", filled)
     return f"<!-- Made by `python -m experiments.tables` from experiments/{TEMPLATE.name}; change that. -->\n\n{filled}"
 
 
-def _slices_of(key: str, words: list[str]) -> int | None:
-    return int(words[0]) if words else POOLS[key].slices
+def _metric(study: str) -> str:
+    return "balanced" if study.startswith("points") else "top1"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from cswe.training.recipe import Recipe
 from experiments.figures import main as draw
 from experiments.lookup import Results, gain_text, mean_text
 from experiments.paper import TABLE1
-from experiments.pools import IMAGE_RIVALS, POOLS, with_choices
+from experiments.pools import IMAGE_RIVALS, POOLS, RAW_POOLS, with_choices
 from experiments.records import RESULTS, add_result
 from experiments.tables import PAGE, TABLES, TEMPLATE, render
 
@@ -85,6 +85,29 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
         render("{{poem}}", results)
 
 
+def test_what_has_no_results_is_left_out(tmp_path):
+    template = "a\n\n{{if images-map}}\nb\n\n{{end}}\n{{if images-table1:epochs-80}}\nc\n{{end}}\n{{progress}}\n"
+    empty = render(template, Results(tmp_path))
+    assert "Not run yet: `images-clock`" in empty
+    assert "b\n" not in empty
+    add(tmp_path, "images-map", "swe", 6, 128, [0.5])
+    add(tmp_path, "images-table1", "mean", 6, None, [0.5])
+    made = render(template, Results(tmp_path))
+    assert "a\n\nb\n\nStill to do." in made
+    assert "`images-map` (1 of 18)" in made
+    add(tmp_path, "images-table1", "mean:epochs=80", 6, None, [0.75])
+    assert "c\n" in render(template, Results(tmp_path))
+    assert render("{{gain images-table1 gap:80 gap 6}}", Results(tmp_path)).endswith("+25.00 (one seed)")
+
+
+def test_scores_of_points_are_balanced(tmp_path):
+    add(tmp_path, "points-table", RAW_POOLS["cswe"].text, 0, 16, [0.5], metric="balanced")
+    add(tmp_path, "points-table", RAW_POOLS["gap"].text, 0, None, [0.25], metric="balanced")
+    text = render("{{score points-table cswe 0 16}} {{gain points-table cswe gap 0 16}}", Results(tmp_path))
+    assert text.endswith("50.00 +25.00 (one seed)")
+    assert "0.01" in TABLES["points-raw"](Results(tmp_path))  # the rate of each
+
+
 def test_few_labels_and_neighbours_have_their_rows(tmp_path):
     for key in IMAGE_RIVALS:
         named = POOLS[key]
@@ -109,4 +132,7 @@ def test_figures_are_drawn_from_results(tmp_path, capsys):
     draw(["--results", str(tmp_path), "--out", str(tmp_path / "figures")])
     assert (tmp_path / "figures" / "proteins-slices.png").exists()
     assert (tmp_path / "figures" / "proteins-evolution.svg").exists()
+    add(tmp_path, "images-table1", "swe", 12, 128, [0.5])
+    draw(["--results", str(tmp_path), "--out", str(tmp_path / "figures")])
+    assert not (tmp_path / "figures" / "images-slices.png").exists()  # one point is no line
     assert "images-slices: no results yet" in capsys.readouterr().out
