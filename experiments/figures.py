@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cswe.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, ROSE, TEAL, figure, save
+from cswe.report.style import AMBER, BLUE, FAINT, GREEN, GREY, PURPLE, ROSE, TEAL, figure, save
 from cswe.training.cells import Result
 from cswe.training.table import Row
 from experiments.lookup import Results
@@ -18,6 +18,7 @@ from experiments.tables import FIGURES
 Line = tuple[str, str, str]  # pool, label, colour
 _PAPER: tuple[Line, ...] = (("swe", "SWE", AMBER), ("cswe", "C-SWE", BLUE))
 _LEVELS: tuple[Line, ...] = (("mean", "mean", GREY), ("cls", "CLS", TEAL), ("attention:queries=1", "attention", GREEN))
+_MARKERS = "os^vD"
 _BALANCED = [("top1", "accuracy"), ("balanced", "balanced accuracy")]
 _OURS: tuple[Line, ...] = (
     (POINT_POOLS["statistics"].text, "attentive statistics", PURPLE),
@@ -67,26 +68,32 @@ def _against_slices(
     points = [[row.slices for row in rows if row.pool == pool] for pool, _, _ in lines]
     if max(map(len, points)) < 2:  # one point is no line
         return None
-    plot, axes = figure(4.6 * len(metrics), 3.4, len(metrics))
-    for axis, (metric, title) in zip([axes] if len(metrics) == 1 else axes, metrics, strict=True):
-        for pool, label, colour in lines:
+    plot, axes = figure(4.4 * len(metrics) + 1.8, 3.4, len(metrics))
+    panels = [axes] if len(metrics) == 1 else list(axes)
+    drawn = [line for line, found in zip(lines, points, strict=True) if found]
+    for axis, (metric, title) in zip(panels, metrics, strict=True):
+        for number, (pool, label, colour) in enumerate(drawn):
             own = sorted((row for row in rows if row.pool == pool), key=lambda row: row.slices or 0)
-            if own:
-                means = [row.mean("test", metric) for row in own]
-                spread = [0.0 if math.isnan(mean.std) else 100 * mean.std for mean in means]
-                axis.errorbar(
-                    [row.slices for row in own], [100 * mean.mean for mean in means], spread,
-                    label=label, color=colour, marker="o", ms=3.5, lw=1.5, capsize=2,
-                )  # fmt: skip
+            means = [row.mean("test", metric) for row in own]
+            spread = [0.0 if math.isnan(mean.std) else 100 * mean.std for mean in means]
+            # A little to the side, so that bars do not hide each other.
+            aside = 2 ** (0.05 * (number - (len(drawn) - 1) / 2))
+            axis.errorbar(
+                [aside * (row.slices or 0) for row in own], [100 * mean.mean for mean in means], spread,
+                label=label, color=colour, marker=_MARKERS[number % len(_MARKERS)], ms=4, lw=1.5, elinewidth=0.9,
+                capsize=2,
+            )  # fmt: skip
         for pool, label, colour in _LEVELS:
             _level(axis, [row for row in rows if row.pool == pool], metric, label, colour)
         known = sorted({row.slices for row in rows if row.slices is not None})
         axis.set_xscale("log", base=2)
         axis.set_xticks(known, [str(number) for number in known])
         axis.minorticks_off()
+        axis.grid(axis="y", color=FAINT, lw=0.5)
         axis.set_xlabel("slices L")
         axis.set_ylabel(f"test {title}, %")
-        axis.legend(frameon=False, fontsize=8)
+    # Beside the panels: inside, it would lie on some line.
+    plot.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     return plot
 
 
@@ -113,6 +120,7 @@ def _evolution(found: list[Result]) -> Any:
         for axis, (title, values) in zip(axes, series.items(), strict=True):
             axis.set_title(title)
             axis.set_xlabel("epoch")
+            axis.locator_params(axis="x", integer=True)
             if all(values):
                 table = np.asarray(values, dtype=np.float64)
                 axis.plot(epochs, table, color=colour, lw=0.5, alpha=0.4)
