@@ -228,6 +228,39 @@ class TestWeights:
         assert all(float(g.abs().max()) > 0 for g in gradients)
 
 
+class TestNormalizedKeys:
+    """Scores that see directions alone."""
+
+    def test_lengths_do_not_count(self):
+        weights = cswe.TokenWeights(6, 2, normalize_keys=True).double()
+        tokens, lengths = draw(0, 3, 5, 6, dtype=DOUBLE), torch.tensor([1.0, 50.0, 0.01, 2.0, 1e3], dtype=DOUBLE)
+        torch.testing.assert_close(weights(tokens * lengths.unsqueeze(-1)), weights(tokens))
+        plain = cswe.TokenWeights(6, 2).double()
+        assert float((plain(tokens * lengths.unsqueeze(-1)) - plain(tokens)).abs().max()) > 0.1
+
+    def test_tokens_of_one_length_are_weighed_as_before(self):
+        weights, plain = cswe.TokenWeights(4, 3, normalize_keys=True), cswe.TokenWeights(4, 3)
+        plain.load_state_dict(weights.state_dict())
+        tokens = 2 * torch.nn.functional.normalize(draw(0, 2, 5, 4), dim=-1)  # √d long
+        torch.testing.assert_close(weights(tokens), plain(tokens))
+
+    def test_a_token_without_a_direction(self):
+        tokens = draw(0, 2, 5, 4).requires_grad_()
+        masses = cswe.AttentionPool(4, 2, normalize_keys=True).token_weights(
+            tokens * (torch.arange(5) > 0).unsqueeze(-1)
+        )
+        assert bool(torch.isfinite(masses).all())
+        assert bool(torch.isfinite(torch.autograd.grad(masses.square().sum(), tokens)[0]).all())
+
+    def test_attention_is_still_contained(self):
+        pool = SWEPool(4, 4, readout="moments:1", weightings=2, normalize_keys=True)
+        rival = cswe.AttentionPool(4, queries=2, normalize_keys=True)
+        rival.token_weights.load_state_dict(pool.token_weights.state_dict())
+        tokens = draw(0, 3, 7, 4) * 5
+        found = pool(tokens).reshape(3, 2, 4) @ pool.slicer.directions()
+        torch.testing.assert_close(found, rival(tokens).reshape(3, 2, 4), rtol=0, atol=1e-4)
+
+
 class TestStartingFromData:
     def test_principal_directions_and_quantiles(self):
         tokens = draw(0, 20, 30, 6, dtype=DOUBLE) * torch.tensor([5.0, 3, 1, 1, 0.5, 0.1], dtype=DOUBLE) + 7

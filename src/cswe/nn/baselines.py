@@ -143,6 +143,8 @@ class AttentionPool(Pool):
         Number of weighted means, each of size ``dim`` (or ``values``).
     values
         Project the tokens to this many dimensions first; by default they are averaged as they are.
+    normalize_keys
+        See :class:`~cswe.nn.TokenWeights`.
 
     Examples
     --------
@@ -151,11 +153,11 @@ class AttentionPool(Pool):
     torch.Size([4, 24])
     """
 
-    def __init__(self, dim: int, queries: int = 1, values: int | None = None) -> None:
+    def __init__(self, dim: int, queries: int = 1, values: int | None = None, normalize_keys: bool = False) -> None:
         if queries < 1:
             raise ValueError(f"expected queries ≥ 1 but got {queries}")
         super().__init__(dim, queries * (values or dim))
-        self.token_weights = TokenWeights(dim, queries)
+        self.token_weights = TokenWeights(dim, queries, normalize_keys)
         self.value = None if values is None else nn.Linear(dim, values)
 
     def reset_parameters(self) -> None:

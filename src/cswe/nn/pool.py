@@ -45,6 +45,8 @@ class SWEPool(nn.Module):
         Initial slices: ``"orthogonal"`` or ``"normal"``; :meth:`init_from` takes them from data.
     train_slices, train_reference
         Whether slices and reference are learned.
+    normalize_keys
+        Weigh tokens by their directions alone; see :class:`~cswe.nn.TokenWeights`.
 
     Notes
     -----
@@ -75,6 +77,7 @@ class SWEPool(nn.Module):
         init: Initialisation = "orthogonal",
         train_slices: bool = True,
         train_reference: bool = True,
+        normalize_keys: bool = False,
     ) -> None:
         super().__init__()
         if points is not None and points < 1:
@@ -94,7 +97,7 @@ class SWEPool(nn.Module):
         self.readout = make_readout(readout, slices, points)
         if self.readout.needs_reference and points is None:
             raise ValueError(f"the readout {type(self.readout).__name__} compares with a reference: give points=M")
-        self.token_weights = TokenWeights(dim, weightings) if weightings else None
+        self.token_weights = TokenWeights(dim, weightings, normalize_keys) if weightings else None
         self.statistics = TokenStatistics(dim) if standardize else None
         self.register_parameter(
             "reference",

@@ -18,6 +18,9 @@ class TokenWeights(nn.Module):
         Dimension d of the tokens.
     weightings
         Number H of weightings.
+    normalize_keys
+        Divide every token by its own root mean square for the scores, so that they see directions alone. Where a few
+        tokens are many times as long as the others, inner products would put all mass on those.
 
     Examples
     --------
@@ -26,11 +29,11 @@ class TokenWeights(nn.Module):
     (torch.Size([4, 2, 7]), True)
     """
 
-    def __init__(self, dim: int, weightings: int) -> None:
+    def __init__(self, dim: int, weightings: int, normalize_keys: bool = False) -> None:
         super().__init__()
         if weightings < 1:
             raise ValueError(f"expected weightings ≥ 1 but got {weightings}")
-        self.dim, self.weightings = dim, weightings
+        self.dim, self.weightings, self.normalize_keys = dim, weightings, normalize_keys
         self.key = nn.Linear(dim, dim, bias=False)
         self.query = nn.Parameter(torch.empty(weightings, dim))
         self.reset_parameters()
@@ -62,6 +65,11 @@ class TokenWeights(nn.Module):
         # (W x) · q = x · (Wᵀ q): one vector per weighting instead of a d×d product per token.
         direction = self.query.to(tokens.dtype) @ self.key.weight.to(tokens.dtype)
         scores = (tokens @ direction.T).transpose(-1, -2) * (4 / sqrt(self.dim))
+        if self.normalize_keys:
+            # A token of length 0 has no direction: its score is 0, and so is its gradient.
+            length = torch.linalg.vector_norm(tokens, dim=-1)
+            factor = torch.where(length > 0, sqrt(self.dim) / torch.where(length > 0, length, 1.0), 0.0)
+            scores = scores * factor.unsqueeze(-2)
         if mask is not None:
             scores = scores.masked_fill(~mask.unsqueeze(-2), -torch.inf)
         if weights is not None:
@@ -72,4 +80,4 @@ class TokenWeights(nn.Module):
 
     def extra_repr(self) -> str:
         """Describe the layer."""
-        return f"dim={self.dim}, weightings={self.weightings}"
+        return f"dim={self.dim}, weightings={self.weightings}, normalize_keys={self.normalize_keys}"

@@ -156,7 +156,7 @@ def make_pool(choice: Pooling, dim: int) -> nn.Module:
     if choice.pool in plain:
         return plain[choice.pool](dim)
     if choice.pool == "attention":
-        return AttentionPool(dim, choice.queries)
+        return AttentionPool(dim, choice.queries, normalize_keys=choice.normalize_keys)
     if choice.pool == "pma":
         return PMAPool(dim, choice.queries, choice.heads)
     if choice.pool == "wasserstein":
@@ -180,6 +180,7 @@ def make_pool(choice: Pooling, dim: int) -> nn.Module:
         init=choice.initial,
         train_slices=choice.train_slices,
         train_reference=choice.train_reference,
+        normalize_keys=choice.normalize_keys,
     )
 
 

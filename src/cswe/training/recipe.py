@@ -32,6 +32,8 @@ class Pooling:
     """What swe and cswe keep of a slice: moments:K, statistics, map-points, or flatten (the paper's)."""
     weightings: int = 0
     """Learned weightings of the tokens (moments, statistics, swe, cswe)."""
+    normalize_keys: bool = False
+    """Let weightings and queries see the tokens' directions alone: where a few tokens are far longer than the rest."""
     order: Order = "rank"
     """How displacements are listed: by rank, or by reference point (the paper's)."""
     interpolation: Interpolation = "barycentric"
