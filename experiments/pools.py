@@ -58,8 +58,20 @@ RAW_POOLS = {
     **POINT_POOLS,
     "cswe": Named("cswe:bound=0.9,bound_scale=fraction,temperature=1,temperature_scale=relative", "C-SWE"),
 }
+# A few tokens of the Point Cloud Transformer are very long, and take the mass of weightings that see lengths.
+TOKEN_POOLS = {
+    **POINT_POOLS,
+    "attention-directions": Named("attention:queries=1,normalize_keys=yes", "attention, 1 query, by direction"),
+    "statistics-directions": Named(
+        "statistics:weightings=2,normalize_keys=yes", "attentive statistics, 2 weightings by direction"
+    ),
+    "weighted-directions": Named(
+        "moments:readout=moments:2,weightings=2,normalize_keys=yes",
+        "weighted L-moments, 2 weightings by direction, K = 2",
+    ),
+}
 RAW, TOKENS, NORMED = 0, 5, 6  # layers: the points, tokens of the Point Cloud Transformer, the same normalised
-POINT_LAYERS = {RAW: RAW_POOLS, TOKENS: POINT_POOLS, NORMED: POINT_POOLS}
+POINT_LAYERS = {RAW: RAW_POOLS, TOKENS: TOKEN_POOLS, NORMED: POINT_POOLS}
 
 
 def with_choices(pool: str, *choices: str) -> str:

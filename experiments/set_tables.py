@@ -1,6 +1,7 @@
 """The tables on proteins and on points."""
 
-from cswe.training.table import grid
+from cswe.training.choices import WITH_SLICES
+from cswe.training.table import Row, grid
 from experiments.lookup import (
     Results,
     count_text,
@@ -88,27 +89,28 @@ def proteins_tuned(results: Results) -> str:
 
 def _points(results: Results, layer: int) -> str:
     pools = POINT_LAYERS[layer]
-    head = ["Pooling", "L", "Size", "Seeds", "Rates", "Accuracy", "Balanced", "Balanced − attention", "− statistics"]
-    attention = results.row("points-table", pools["attention-1"].text, layer)
+
+    def row_of(key: str, slices: int | None) -> Row | None:
+        return results.row("points-table", pools[key].text, layer, slices)
+
+    # Against the better form of each rival.
+    apart = "attention-directions" in pools
+    rivals = ("attention-directions", "statistics-directions") if apart else ("attention-1", "statistics")
+    told = " by direction" if apart else ""
+    head = ["Pooling", "L", "Size", "Seeds", "Rates", "Accuracy", "Balanced"]
+    head += [f"Balanced − attention{told}", f"− statistics{told}", "Time"]
     lines = []
     for key, named in pools.items():
-        for slices in (None,) if key in ("gap", "attention-1") else POINT_SLICES[layer]:
-            row = results.row("points-table", named.text, layer, slices)
-            if row is None:
+        for slices in POINT_SLICES[layer] if named.text.partition(":")[0] in WITH_SLICES else (None,):
+            if (row := row_of(key, slices)) is None:
                 continue
-            statistics = results.row("points-table", pools["statistics"].text, layer, slices or 16)
-            cells = [
-                named.label,
-                "" if slices is None else str(slices),
-                size_text(row),
-                count_text(row),
-                rates_text(row),
-            ]
-            cells += [mean_text(row), mean_text(row, metric="balanced")]
-            cells.append("" if row is attention else gain_text(row, attention, metric="balanced"))
-            cells.append("" if key == "statistics" else gain_text(row, statistics, metric="balanced"))
+            cells = [named.label, "" if slices is None else str(slices), size_text(row), count_text(row)]
+            cells += [rates_text(row), mean_text(row), mean_text(row, metric="balanced")]
+            for rival in rivals:
+                other = row_of(rival, slices or 16)
+                cells.append("" if rival == key else gain_text(row, other, metric="balanced"))
             lines.append([*cells, seconds_text(row)])
-    return grid([*head, "Time"], lines)
+    return grid(head, lines)
 
 
 def points_table(results: Results) -> str:

@@ -249,8 +249,8 @@ def test_studies_are_what_the_page_says():
     assert counts["images-few"] == 6 * 3 * 3
     assert counts["proteins-table"] == (2 + 2 * 4) * 5 + 2
     assert counts["proteins-tuned"] == 6 * 5
-    assert counts["points-tuning"] == (7 + 7 + 5) * 3 * 3
-    assert counts["points-table"] == ((2 + 5 * 5) + (2 + 5 * 3) + (2 + 3)) * 3
+    assert counts["points-tuning"] == (7 + 10 + 5) * 3 * 3
+    assert counts["points-table"] == ((2 + 5 * 5) + (3 + 7 * 3) + (2 + 3)) * 3
     for task in tasks["points-table"] + tasks["points-tuning"]:
         assert task.store.endswith(f"-{task.cell.seed % 10}")  # every seed has its own split, the search's, too
     assert {task.store for found in tasks.values() for task in found} == set(STORES)
