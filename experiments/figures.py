@@ -11,7 +11,7 @@ from cswe.report.style import AMBER, BLUE, FAINT, GREEN, GREY, PURPLE, ROSE, TEA
 from cswe.training.cells import Result
 from cswe.training.table import Row
 from experiments.lookup import Results
-from experiments.pools import POINT_POOLS, RAW, RAW_POOLS, TOKENS
+from experiments.pools import RAW, RAW_POOLS, TOKEN_POOLS, TOKENS, Named
 from experiments.records import RESULTS, read_study
 from experiments.tables import FIGURES
 
@@ -20,11 +20,14 @@ _PAPER: tuple[Line, ...] = (("swe", "SWE", AMBER), ("cswe", "C-SWE", BLUE))
 _LEVELS: tuple[Line, ...] = (("mean", "mean", GREY), ("cls", "CLS", TEAL), ("attention:queries=1", "attention", GREEN))
 _MARKERS = "os^vD"
 _BALANCED = [("top1", "accuracy"), ("balanced", "balanced accuracy")]
-_OURS: tuple[Line, ...] = (
-    (POINT_POOLS["statistics"].text, "attentive statistics", PURPLE),
-    (POINT_POOLS["moments"].text, "L-moments, K = 8", ROSE),
-    (POINT_POOLS["weighted"].text, "weighted L-moments", TEAL),
-)
+
+
+def _ours(pools: dict[str, Named], form: str = "") -> tuple[Line, ...]:
+    return (
+        (pools[f"statistics{form}"].text, "attentive statistics", PURPLE),
+        (pools["moments"].text, "L-moments, K = 8", ROSE),
+        (pools[f"weighted{form}"].text, "weighted L-moments", TEAL),
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,13 +45,14 @@ def main(arguments: list[str] | None = None) -> None:
         "points-slices": _against_slices(
             results,
             [("points-table", TOKENS)],
-            (*_PAPER, *_OURS),
-            [("top1", "accuracy"), ("balanced", "balanced accuracy")],
+            (*_PAPER, *_ours(TOKEN_POOLS, "-directions")),
+            _BALANCED,
+            (_LEVELS[0], (TOKEN_POOLS["attention-directions"].text, "attention", GREEN)),
         ),
         "raw-slices": _against_slices(
             results,
             [("points-table", RAW)],
-            (_PAPER[0], (RAW_POOLS["cswe"].text, "C-SWE", BLUE), *_OURS),
+            (_PAPER[0], (RAW_POOLS["cswe"].text, "C-SWE", BLUE), *_ours(RAW_POOLS)),
             _BALANCED,
         ),
         "proteins-evolution": _evolution(list(read_study(chosen.results, "proteins-evolution").values())),
@@ -61,7 +65,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _against_slices(
-    results: Results, sources: list[tuple[str, int]], lines: tuple[Line, ...], metrics: list[tuple[str, str]]
+    results: Results,
+    sources: list[tuple[str, int]],
+    lines: tuple[Line, ...],
+    metrics: list[tuple[str, str]],
+    levels: tuple[Line, ...] = _LEVELS,
 ) -> Any:
     """Draw test scores over the number of slices, one panel a metric; poolings without slices are level lines."""
     rows = [row for study, layer in sources for row in results.of(study).at(layer)]
@@ -83,7 +91,7 @@ def _against_slices(
                 label=label, color=colour, marker=_MARKERS[number % len(_MARKERS)], ms=4, lw=1.5, elinewidth=0.9,
                 capsize=2,
             )  # fmt: skip
-        for pool, label, colour in _LEVELS:
+        for pool, label, colour in levels:
             _level(axis, [row for row in rows if row.pool == pool], metric, label, colour)
         known = sorted({row.slices for row in rows if row.slices is not None})
         axis.set_xscale("log", base=2)
