@@ -78,12 +78,20 @@ began = time.monotonic()
 assert os.waitpid(start(folder / "whole"), 0)[1] == 0
 needed = time.monotonic() - began
 whole = content(folder / "whole")
+shards = sum(name.endswith(".safetensors") for name in whole)
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 random.seed(0)
 kills, kept_counts = 0, []
 while kills < 20:
     out = folder / f"killed-{kills}"
     child = start(out)
-    time.sleep(random.uniform(0, needed))
+    if kills % 2:
+        time.sleep(random.uniform(0, needed))
+    else:
+        # Under load a moment drawn from the time of another run may come before the first shard, each time.
+        enough = random.randrange(1, shards)
+        while len(list(out.rglob("*.safetensors"))) < enough and os.waitid(os.P_PID, child, ENDED) is None:
+            time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
     if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
         shutil.rmtree(out)  # it had ended before: this was no kill
