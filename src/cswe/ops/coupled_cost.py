@@ -58,7 +58,7 @@ def _compiled_cross(sample: RankedSample, target: Measure, centre: Tensor, direc
     def one(index: int) -> Tensor:
         here = slice(index, index + 1)
         part = RankedSample(sample.measure.samples(here), sample.points[here], sample.order[here])
-        return _cross_with_one(part, target.sample(index), centre, directions)
+        return _cross_with_one(part, target.samples(index), centre, directions)
 
     # One reference per sample: P U of all of them would be the B×L×M×d that we avoid: recomputed in backward.
     batch = target.points.shape[0]

@@ -27,10 +27,6 @@ class Measure(NamedTuple):
             None if mass is None else mass[here],
         )
 
-    def sample(self, index: int) -> "Measure":
-        """Take one sample, without the batch axis."""
-        return self.samples(index)
-
     def only_valid(self) -> "Measure":
         """Drop what is masked, of one set ``(N, d)``."""
         if self.mask is None:

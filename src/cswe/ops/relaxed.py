@@ -33,7 +33,7 @@ def relaxed_squared_cost(
     def one(index: int) -> tuple[Tensor, Tensor]:
         here = slice(index, index + 1)
         part = RankedSample(source.samples(here), squares[here], points[here], order[here])
-        reference = target.sample(index)
+        reference = target.samples(index)
         reference = reference._replace(points=reference.points - centre)
         return _relaxed_against(part, reference, centre, directions / scale, relaxation.tau)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from cswe.ops._inputs import without_autocast
 from cswe.ops.kernels import cuda, cuda_ranks, cuda_sort
 from cswe.ops.kernels.cuda_prepare import Halves, halves
-from cswe.ops.kernels.cuda_project import centre_of, project, root, slices_gradient, unsort
+from cswe.ops.kernels.cuda_project import centre_of, project, root, slices_gradient
 from cswe.ops.kernels.cuda_rows import on_device_of
 from cswe.ops.kernels.problem import Problem, problem_of_rows
 from cswe.ops.laplace import refuse_second_derivative
@@ -226,7 +226,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Ten
             found.sorted_reference, at_targets, at_value.sum(0), found.scaled
         )
     if to_tokens or to_slices:
-        at_projections = unsort(found.slope, problem.order, at_value)
+        at_projections = cuda_sort.unsort_rows(found.slope, problem.order, at_value)
     if to_slices:
         assert at_scaled is not None
         at_scaled += slices_gradient(at_projections, problem.tokens, mask, problem.centre)
@@ -237,7 +237,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Ten
         at_centred, at_squares = cuda.tokens_passes(problem, found.scale, parts, at_value)
         centred = problem.tokens - problem.centre
         at_centred = torch.addcmul(at_centred, centred, at_squares.unsqueeze(-1), value=2)
-        at_centred += torch.einsum("lbn,ld->bnd", at_projections, found.scaled)
+        at_centred += torch.einsum("bln,ld->bnd", at_projections, found.scaled)
         at_tokens = at_centred.to(problem.tokens.dtype)
         if mask is not None:
             at_tokens = torch.where(mask.unsqueeze(-1), at_tokens, 0.0)

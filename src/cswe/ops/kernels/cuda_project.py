@@ -84,19 +84,6 @@ def project_pass(
 
 
 @triton.jit
-def unsort_pass(slope, order, grad, out, B, L, N, NB: tl.constexpr):
-    """Write ``grad · slope`` of every token, ``(L, B, N)``, from that of every rank, ``(B, L, N)``."""
-    row = tl.program_id(0).to(tl.int64)
-    factor = tl.load(grad + row)
-    out += (row % L * B + row // L) * N
-    for start in range(0, N, NB):
-        rank = start + tl.arange(0, NB)
-        inside = rank < N
-        token = tl.load(order + row * N + rank, mask=inside, other=0)
-        tl.store(out + token, factor * tl.load(slope + row * N + rank, mask=inside, other=0.0), mask=inside)
-
-
-@triton.jit
 def slices_pass(
     weights,
     tokens,
@@ -104,6 +91,7 @@ def slices_pass(
     centre,
     partial,
     count,
+    N,
     L,
     d,
     each,
@@ -112,7 +100,7 @@ def slices_pass(
     KB: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    """Write sums of centred tokens by weights ``(L, tokens)``, each part over ``each`` tokens, ``(parts, L, d)``."""
+    """Write sums of centred tokens by weights ``(B, L, N)``, each part over ``each`` tokens, ``(parts, L, d)``."""
     part = tl.program_id(0).to(tl.int64)
     slice_index = tl.program_id(1) * LB + tl.arange(0, LB)
     column = tl.program_id(2) * DB + tl.arange(0, DB)
@@ -125,7 +113,8 @@ def slices_pass(
         if HAS_MASK:
             present = present & (tl.load(mask + k, mask=present, other=0) != 0)
         read = (slice_index < L)[:, None] & present[None, :]
-        weight = tl.load(weights + slice_index[:, None].to(tl.int64) * count + k[None, :], mask=read, other=0.0)
+        at = ((k // N) * L)[None, :] * N + slice_index[:, None].to(tl.int64) * N + (k % N)[None, :]
+        weight = tl.load(weights + at, mask=read, other=0.0)
         read = present[:, None] & inside[None, :]
         v = tl.load(tokens + k[:, None] * d + column[None, :], mask=read, other=0.0).to(tl.float32)
         v = tl.where(read, v - offset[None, :], 0.0)
@@ -201,18 +190,10 @@ def project(tokens: Tensor, mask: Tensor | None, centre: Tensor, directions: Ten
     return projections, squares, largest
 
 
-def unsort(slope: Tensor, order: Tensor, grad: Tensor) -> Tensor:
-    """Give ``grad · slope`` of every token, ``(L, B, N)``."""
-    batch, slices, count = slope.shape
-    result = torch.empty((slices, batch, count), dtype=torch.float32, device=slope.device)
-    block = min(1024, power_of_two(count))
-    unsort_pass[(batch * slices,)](slope, order, grad, result, batch, slices, count, NB=block, num_warps=1)
-    return result
-
-
 def slices_gradient(weights: Tensor, tokens: Tensor, mask: Tensor | None, centre: Tensor) -> Tensor:
-    """Give the sums of the centred tokens by their weights ``(L, B, N)``, ``(L, d)``."""
-    slices, width, rows = weights.shape[0], tokens.shape[-1], tokens.shape[0] * tokens.shape[1]
+    """Give the sums of the centred tokens by their weights ``(B, L, N)``, ``(L, d)``."""
+    batch, slices, count = weights.shape
+    width, rows = tokens.shape[-1], batch * count
     tile = _slice_tile(slices)
     blocks = cdiv(slices, tile), cdiv(width, 64)
     parts = max(1, min(cdiv(rows, 128), ENOUGH_PARTS // (blocks[0] * blocks[1])))
@@ -220,7 +201,7 @@ def slices_gradient(weights: Tensor, tokens: Tensor, mask: Tensor | None, centre
     parts = cdiv(rows, each)
     partial = torch.empty((parts, slices, width), dtype=torch.float32, device=tokens.device)
     slices_pass[(parts, *blocks)](
-        weights, tokens, tokens if mask is None else mask, centre, partial, rows, slices, width, each,
+        weights, tokens, tokens if mask is None else mask, centre, partial, rows, count, slices, width, each,
         LB=tile, DB=64, KB=32, HAS_MASK=mask is not None, num_warps=4,
     )  # fmt: skip
     return partial.sum(0)

@@ -75,17 +75,19 @@ def plain_sort(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _unsort(values, order, out, rows, N, NB: tl.constexpr):
+def _unsort(values, order, factors, out, N, NB: tl.constexpr, SCALED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
+    factor = tl.load(factors + row) if SCALED else 1.0
     for start in range(0, N, NB):
         rank = start + tl.arange(0, NB)
         inside = rank < N
         token = tl.load(order + row * N + rank, mask=inside, other=0)
-        tl.store(out + row * N + token, tl.load(values + row * N + rank, mask=inside, other=0.0), mask=inside)
+        value = tl.load(values + row * N + rank, mask=inside, other=0.0)
+        tl.store(out + row * N + token, value * factor, mask=inside)
 
 
-def unsort_rows(values: Tensor, order: Tensor) -> Tensor:
-    """Put values ``(…, N)`` back to where the sort took them from.
+def unsort_rows(values: Tensor, order: Tensor, factors: Tensor | None = None) -> Tensor:
+    """Put values ``(…, N)`` back to where the sort took them from, each row times its factor ``(…)``.
 
     As ``scatter`` does; but that, in deterministic mode, sorts all indices first, not knowing that they are distinct.
     """
@@ -94,8 +96,9 @@ def unsort_rows(values: Tensor, order: Tensor) -> Tensor:
     block = min(1024, power_of_two(count))
     with on_device_of(values):
         _unsort[(values.numel() // count,)](
-            values.contiguous(), order.contiguous(), result, values.numel() // count, count, NB=block, num_warps=1
-        )
+            values.contiguous(), order.contiguous(), result if factors is None else factors.contiguous(), result, count,
+            NB=block, SCALED=factors is not None, num_warps=1,
+        )  # fmt: skip
     return result
 
 
