@@ -50,6 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args(words)
+    if chosen.jobs < 1:
+        parser.error(f"--jobs: expected at least 1 but got {chosen.jobs}")
     if chosen.rehearse and chosen.again:
         parser.error("a rehearsal cannot be held against results: choose --rehearse or --again")
     if chosen.rehearse and chosen.out.resolve() == RESULTS.resolve():

@@ -120,6 +120,14 @@ def test_dense_is_left_out_where_it_does_not_fit(monkeypatch):
     assert results["scan"] == {}
 
 
+def test_a_device_that_is_not_there(monkeypatch):
+    with pytest.raises(ValueError, match="device: expected cpu or cuda but got 'xyz'"):
+        bench(device="xyz")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="there is no CUDA device; leave it out"):
+        bench(device="cuda")
+
+
 def test_it_needs_no_command_line_library():
     code = "import sys; sys.modules['tyro'] = None; import cswe.bench.__main__"
     subprocess.run([sys.executable, "-c", code], check=True)

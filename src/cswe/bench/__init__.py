@@ -47,12 +47,22 @@ def bench(
     if markdown is not None:
         print(as_markdown(loads(markdown.read_text())), end="")
         return
-    report = run(quick, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    report = run(quick, _checked(device))
     if json is not None:
         json.write_text(dumps(report, indent=1, ensure_ascii=False) + "\n")
     if plot is not None:
         draw(report, plot)
     print(as_markdown(report), end="")
+
+
+def _checked(device: str | None) -> str:
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda but got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: cuda was asked for, but there is no CUDA device; leave it out to measure the CPU")
+    return device
 
 
 def run(quick: bool, device: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -95,18 +95,11 @@ def compare(
     quiet
         Print the tables only.
     """
-    if jobs < 1:
-        raise UserError(f"jobs: expected at least 1 but got {jobs}")
     plan = Plan(pools, slices, seeds, first_seed, layers, recipe, set_, esm)
-
-    def tell(line: str) -> None:
-        if not quiet:
-            print(line, flush=True)
-
     words = [*shlex.split(plan.command(store, out)), *([] if test else ["--no-test"])]
     words += [] if keep_models else ["--no-keep-models"]
     words += ["--neighbors"] if neighbors else []
-    with _helpers(words, jobs - 1, device):
+    with _helpers(words, jobs, device):
         run_comparison(
             store,
             out,
@@ -117,7 +110,7 @@ def compare(
             neighbors=neighbors,
             keep_models=keep_models,
             retry=retry,
-            tell=tell,
+            tell=_teller(quiet),
         )
     table = Table.of(read_results(out), metric, read_json(out / PLAN)["baseline"])
     with locked(out / LOCK):
@@ -184,20 +177,13 @@ def sweep(
     quiet
         Print the result only.
     """
-    if jobs < 1:
-        raise UserError(f"jobs: expected at least 1 but got {jobs}")
     choices = parse_choices(set_)
     base = base_recipe(recipe, choices.get("slices"), esm).with_(**choices).check()
-
-    def tell(line: str) -> None:
-        if not quiet:
-            print(line, flush=True)
-
     options = {"space": space, "recipe": recipe, "esm": esm, "method": method, "trials": trials, "prune": prune}
     options |= {"seeds": seeds, "first-seed": first_seed, "layer": layer}
     words = ["cswe", "sweep", str(store), "--out", str(out), *(["--set", *set_] if set_ else [])]
     words += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-    with _helpers(words, jobs - 1, device):
+    with _helpers(words, jobs, device):
         run_sweep(
             store,
             out,
@@ -210,20 +196,22 @@ def sweep(
             first_seed=first_seed,
             layer=layer,
             device=device,
-            tell=tell,
+            tell=_teller(quiet),
         )
     print(best_line(out))
     print(f"{out / BEST_RECIPE}: train with it by `cswe train {store} --recipe {out / BEST_RECIPE} --out RUN`")
 
 
 @contextmanager
-def _helpers(words: list[str], count: int, device: str | None) -> Iterator[None]:
-    """Let more processes do the same command for the length of a block."""
+def _helpers(words: list[str], jobs: int, device: str | None) -> Iterator[None]:
+    """Let more processes do the same command for the length of a block, so that there are so many with this one."""
+    if jobs < 1:
+        raise UserError(f"jobs: expected at least 1 but got {jobs}")
     command = [sys.executable, "-m", "cswe", *words[1:], "--quiet", *(["--device", device] if device else [])]
     # Threads of several processes would fight for the same cores.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     silent = subprocess.DEVNULL
-    helpers = [subprocess.Popen(command, env=environment, stdout=silent, stderr=silent) for _ in range(count)]
+    helpers = [subprocess.Popen(command, env=environment, stdout=silent, stderr=silent) for _ in range(jobs - 1)]
     try:
         yield
     except KeyboardInterrupt:
@@ -233,3 +221,13 @@ def _helpers(words: list[str], count: int, device: str | None) -> Iterator[None]
         for helper in helpers:
             helper.terminate()
             helper.wait()
+
+
+def _teller(quiet: bool) -> Callable[[str], None]:
+    """Say lines as they come, or nothing."""
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(line, flush=True)
+
+    return tell
