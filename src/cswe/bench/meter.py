@@ -118,10 +118,22 @@ def _peak_reader() -> Callable[[], float | None]:
         before = _status("VmRSS")
         return lambda: (_status("VmHWM") - before) / 2**10
     except OSError:
-        # Elsewhere the peak cannot be reset: right only if it lies above what preparing has needed.
-        unit = 2**20 if sys.platform == "darwin" else 2**10
-        start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return lambda: (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / unit
+        return _peak_reader_without_reset()
+
+
+def _peak_reader_without_reset() -> Callable[[], float | None]:
+    """Watch where the peak so far cannot be forgotten: what stays below it is not known, and None says so."""
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+
+    def peak() -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+    earlier = peak()
+    try:
+        before = _status("VmRSS") / 2**10
+    except OSError:
+        before = earlier
+    return lambda: now - before if (now := peak()) > earlier else None
 
 
 def _status(field: str) -> int:
