@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cswe.ops.kernels import cuda_ranks, scan
 from cswe.ops.kernels.cuda_fused import chunk_pass, ties_pass
-from cswe.ops.kernels.cuda_prepare import Halves, halves, terms_of
+from cswe.ops.kernels.cuda_prepare import Halves, halves, needs_both_parts, terms_of
 from cswe.ops.kernels.cuda_rows import on_device_of
 from cswe.ops.kernels.cuda_scalars import normaliser_pass, slope_pass
 from cswe.ops.kernels.cuda_shared_states import shared_states_pass
@@ -302,14 +302,6 @@ def precise_backward(problem: Problem) -> bool:
     # A single sample is how a reference is sorted softly: a value then, not only a gradient.
     batch, _, count, _, width = problem.sizes
     return batch == 1 or needs_both_parts(count, width)
-
-
-def needs_both_parts(count: int, width: int) -> bool:
-    """Whether rounding T and the tokens to half precision could be seen.
-
-    It is random, relative to 1.4e-4 at the most: over N·d products its share of S falls below 2e-6.
-    """
-    return width < 64 or count * width < 1 << 13
 
 
 def _targets_gradient(problem: Problem, grad: Tensor) -> Tensor:

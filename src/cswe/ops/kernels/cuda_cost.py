@@ -2,7 +2,8 @@
 
 The same kernels as behind :mod:`cswe.ops.kernels.cuda`, without the operators between them: a small batch is computed
 faster than torch can be told about it, so what counts there is the number of launches. What the forward pass has found
-out, 1/Z, tokens in half precision and the states around every chunk, is kept for the backward pass.
+out, 1/Z, tokens in half precision and the states around every chunk, is kept for the backward pass. Small sets take a
+way with still fewer launches, :mod:`cswe.ops.kernels.cuda_small_cost`.
 """
 
 from typing import Any, NamedTuple
@@ -11,29 +12,25 @@ import torch
 from torch import Tensor
 
 from cswe.ops._inputs import without_autocast
-from cswe.ops.kernels import cuda, cuda_ranks, cuda_sort
+from cswe.ops.kernels import cuda, cuda_ranks, cuda_small, cuda_small_cost, cuda_sort
 from cswe.ops.kernels.cuda_prepare import Halves, halves
 from cswe.ops.kernels.cuda_project import centre_of, project, root, slices_gradient
 from cswe.ops.kernels.cuda_rows import on_device_of
+from cswe.ops.kernels.cuda_step import (
+    Directions,
+    Options,
+    Wanted,
+    back_through_projections,
+    directions_of,
+    in_units,
+    put_together,
+    take_apart,
+)
 from cswe.ops.kernels.problem import Problem, problem_of_rows
 from cswe.ops.laplace import refuse_second_derivative
-from cswe.ops.unit import slice_unit
 
 KEPT_BYTES = 512 << 20
 """What may be kept of the states around chunks; beyond it they are found once more in the backward pass."""
-
-
-class Options(NamedTuple):
-    """What is not a tensor with a gradient."""
-
-    mask: Tensor | None
-    tau: float
-    unit: Tensor | None
-    """The unit of τ per slice, ``(L, 1)``; ``None``: 1."""
-    measure_unit: bool
-    """Whether the unit is the spread of these projections."""
-    wanted: tuple[bool, bool, bool]
-    """Which gradients will be asked for: tokens, reference, slices."""
 
 
 def fits(tokens: Tensor, reference: Tensor) -> bool:
@@ -114,10 +111,7 @@ def _reference_gradients(
 class Found(NamedTuple):
     """What the forward pass leaves to the backward one."""
 
-    norms: Tensor
-    directions: Tensor
-    scaled: Tensor
-    unit: Tensor | None
+    directions: Directions
     mask: Tensor | None
     slope: Tensor
     scale: Tensor
@@ -128,58 +122,37 @@ class Found(NamedTuple):
     kept: cuda.States | None
 
 
-class _Place(NamedTuple):
-    """Where a tensor lies among those that autograd keeps."""
-
-    number: int
-
-
-def _take_apart(item: Any, tensors: list[Tensor]) -> Any:
-    """Put the tensors of nested tuples on a list, and leave places."""
-    if isinstance(item, Tensor):
-        tensors.append(item)
-        return _Place(len(tensors) - 1)
-    return type(item)(*(_take_apart(part, tensors) for part in item)) if isinstance(item, tuple) else item
-
-
-def _put_together(item: Any, tensors: tuple[Tensor, ...]) -> Any:
-    if isinstance(item, _Place):
-        return tensors[item.number]
-    return type(item)(*(_put_together(part, tensors) for part in item)) if isinstance(item, tuple) else item
-
-
 class _Distance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, reference: Tensor, slices: Tensor, options: Options) -> Tensor:
+        small = cuda_small.fits(tokens, reference)
+        mask = None if options.mask is None else options.mask.contiguous()
         with on_device_of(tokens):
-            return _forward(ctx, tokens, reference, slices, options)
+            forward = cuda_small_cost.forward if small else _forward
+            result, found = forward(tokens.contiguous(), reference.contiguous(), slices, options._replace(mask=mask))
+        # Autograd keeps all of it: it is freed with the graph, and a change in place of an input is noticed.
+        saved = [tokens, reference, slices]
+        ctx.wanted, ctx.found = options.wanted, take_apart(found, saved)
+        ctx.save_for_backward(*saved)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        found = put_together(ctx.found, ctx.saved_tensors)
         with on_device_of(grad), torch.no_grad():
-            grads = _backward(ctx, grad)
+            backward = cuda_small_cost.backward if isinstance(found, cuda_small_cost.Found) else _backward
+            grads = backward(found, ctx.wanted, grad)
         given = tuple(tensor for tensor in grads if tensor is not None)
         refused = iter(refuse_second_derivative(given, (grad, *ctx.saved_tensors[:3]), "a relaxed SWGG"))
         return (*(None if tensor is None else next(refused) for tensor in grads), None)
 
 
-def _forward(ctx: Any, tokens_given: Tensor, reference_given: Tensor, slices: Tensor, options: Options) -> Tensor:
-    tokens, mask = tokens_given.contiguous(), None if options.mask is None else options.mask.contiguous()
-    reference = reference_given.contiguous()
-    centre = centre_of(reference)
-    norms = torch.linalg.vector_norm(slices, dim=-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-    directions = slices / norms
-    projections, squares, largest = project(tokens, mask, centre, directions)
-    unit = options.unit
-    if options.measure_unit:
-        present = None if mask is None else mask.unsqueeze(1)
-        shown = projections if present is None else projections.where(present, 0.0)
-        unit = slice_unit(shown, present, relative=True)
-    if unit is not None:
-        projections /= unit
-    scaled = directions if unit is None else directions / unit
+def _forward(tokens: Tensor, reference: Tensor, slices: Tensor, options: Options) -> tuple[Tensor, Found]:
+    centre, directions, mask = centre_of(reference), directions_of(slices), options.mask
+    projections, squares, largest = project(tokens, mask, centre, directions.unit_length)
+    directions = in_units(directions, projections, options)
     points, order = cuda_sort.plain_sort(projections)
-    sorted_reference = _sort_reference(reference, centre, scaled, options.tau)
+    sorted_reference = _sort_reference(reference, centre, directions.scaled, options.tau)
     problem = Problem(
         points=points,
         order=order,
@@ -201,21 +174,13 @@ def _forward(ctx: Any, tokens_given: Tensor, reference_given: Tensor, slices: Te
     value, slope = cuda.forward_passes(problem, scale, parts, precise, to_tokens or to_slices, keep, projections)
     reference_size = sorted_reference.points[:, -1].mean()
     result, half_inverse = root(value, sorted_reference.offset, squares, reference_size, problem.lengths)
-    # Autograd keeps all of it: it is freed with the graph, and a change in place of an input is noticed.
-    saved = [tokens_given, reference_given, slices]
-    found = Found(
-        norms, directions, scaled, unit, mask, slope, scale, half_inverse, problem, parts, sorted_reference, keep
-    )
-    ctx.wanted, ctx.found = options.wanted, _take_apart(found, saved)
-    ctx.save_for_backward(*saved)
-    return result
+    return result, Found(directions, mask, slope, scale, half_inverse, problem, parts, sorted_reference, keep)
 
 
 @without_autocast
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    found: Found = _put_together(ctx.found, ctx.saved_tensors)
-    problem, parts, mask = found.problem, found.parts, found.mask
-    to_tokens, to_reference, to_slices = ctx.wanted
+def _backward(found: Found, wanted: Wanted, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    problem, parts, mask, directions = found.problem, found.parts, found.mask, found.directions
+    to_tokens, to_reference, to_slices = wanted
     at_value = grad * found.half_inverse
     at_reference = at_scaled = at_tokens = at_slices = None
     if to_reference or to_slices:
@@ -223,22 +188,17 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Ten
         own = parts if precise else parts._replace(tokens_low=None)
         at_targets = cuda.targets_passes(problem, found.scale, own, precise, at_value, found.kept)
         at_reference, at_scaled = _reference_gradients(
-            found.sorted_reference, at_targets, at_value.sum(0), found.scaled
+            found.sorted_reference, at_targets, at_value.sum(0), directions.scaled
         )
     if to_tokens or to_slices:
         at_projections = cuda_sort.unsort_rows(found.slope, problem.order, at_value)
     if to_slices:
         assert at_scaled is not None
         at_scaled += slices_gradient(at_projections, problem.tokens, mask, problem.centre)
-        at_directions = at_scaled if found.unit is None else at_scaled / found.unit
-        along = (found.directions * at_directions).sum(-1, keepdim=True)
-        at_slices = torch.addcmul(at_directions, found.directions, along, value=-1) / found.norms
+        at_slices = directions.back(at_scaled)
     if to_tokens:
         at_centred, at_squares = cuda.tokens_passes(problem, found.scale, parts, at_value)
         centred = problem.tokens - problem.centre
         at_centred = torch.addcmul(at_centred, centred, at_squares.unsqueeze(-1), value=2)
-        at_centred += torch.einsum("bln,ld->bnd", at_projections, found.scaled)
-        at_tokens = at_centred.to(problem.tokens.dtype)
-        if mask is not None:
-            at_tokens = torch.where(mask.unsqueeze(-1), at_tokens, 0.0)
+        at_tokens = back_through_projections(at_centred, at_projections, directions, mask).to(problem.tokens.dtype)
     return at_tokens, at_reference if to_reference else None, at_slices

@@ -1,0 +1,297 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+r"""Small sets, in Triton: all pairs of a set and a slice in one tile of registers.
+
+Up to 128 tokens the kernel matrix :math:`K_{ij} = e^{-|p_i - p_j| / τ}` fits into the registers of a program,
+and so does :math:`W_{ij} = α ‖v_j‖² + β ⟨T_i, v_j⟩`, with T_i the target at the rank of token i. Then
+
+.. math:: S = Σ_i c_i t_i, \quad t_i = Σ_j K_{ij} W_{ij}, \quad c_i = 1 / Σ_j K_{ij}
+
+and its slope are sums along rows and columns of one tile. Ranks are counted from it, so nothing is sorted, and tokens
+stay in their own order. Instead of twenty launches there are four, and that is what a small batch waits for.
+
+A reference being sorted softly is one such set: its sorted points are :math:`Σ_j c_i K_{ij} y_j`, and what comes back
+to it has the form of S again, with gradients for targets.
+"""
+
+import triton
+import triton.language as tl
+
+from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, mixed_targets, split
+
+TOKEN_BITS = tl.constexpr(12.0)
+"""Where half precision is enough, the longest token of a set and of the targets are scaled to 2¹²."""
+
+
+@triton.jit
+def _load_set(projections, mask, line, sample, N, NB: tl.constexpr, HAS_MASK: tl.constexpr):
+    """Give the projections of a set, which of its tokens there are, and how many."""
+    token = tl.arange(0, NB)
+    present = token < N
+    length = N
+    if HAS_MASK:
+        present = present & (tl.load(mask + sample * N + token, mask=present, other=0) != 0)
+        length = tl.sum(present.to(tl.int32), 0)
+    return tl.load(projections + line * N + token, mask=present, other=0.0), present, length
+
+
+@triton.jit
+def _precedes(gap, NB: tl.constexpr):
+    """Whether the token of the column comes before that of the row: smaller, or as large and with a smaller number."""
+    token = tl.arange(0, NB)
+    return (gap > 0) | ((gap == 0) & (token[None, :] < token[:, None]))
+
+
+@triton.jit
+def _token_rows(tokens, centre, sample, present, columns, N, d, NB: tl.constexpr):
+    """Give a block of columns of the centred tokens, 0 where there is none."""
+    read = present[:, None] & (columns < d)[None, :]
+    at = (sample * N + tl.arange(0, NB))[:, None] * d + columns[None, :]
+    rows = tl.load(tokens + at, mask=read, other=0.0).to(tl.float32)
+    return tl.where(read, rows - tl.load(centre + columns, mask=columns < d, other=0.0)[None, :], 0.0)
+
+
+@triton.jit
+def _rows_at(targets, slice_index, rank, present, columns, length, M, d, MIXED: tl.constexpr):
+    """Give a block of columns of what these ranks meet, times ``length / M``."""
+    inside = columns < d
+    own = targets + slice_index * M * d
+    if MIXED:
+        return mixed_targets(own, rank, present, columns, inside, length, M, d)
+    return tl.load(own + rank[:, None] * d + columns[None, :], mask=present[:, None] & inside[None, :], other=0.0)
+
+
+@triton.jit
+def _unit_for(largest_square):
+    """Give the power of two that brings a norm to 2¹² at most."""
+    return tl.exp2(tl.floor(-0.5 * tl.log2(tl.maximum(largest_square, 1e-30)) + TOKEN_BITS))
+
+
+@triton.jit
+def cost_pass(
+    projections,
+    mask,
+    tokens,
+    centre,
+    squares,
+    targets,
+    target_squares,
+    weights,
+    offset,
+    root,
+    half_inverse,
+    ordered,
+    scale,
+    slope,
+    L,
+    N,
+    M,
+    d,
+    rate,
+    per_tau,
+    rounding,
+    NB: tl.constexpr,
+    DB: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    MIXED: tl.constexpr,
+    REFERENCE: tl.constexpr,
+    PRECISE: tl.constexpr,
+    SLOPE: tl.constexpr,
+):
+    """Write, for a set and a slice, D and 1/2D, projections and 1/Z by rank, and the slope of D by projections.
+
+    For a reference, instead, the slope of ``Σ_r ⟨T_r, y_r⟩ + w ‖y_r‖²`` over its sorted points, over their number: T
+    and w (``weights``) are what came back to the sorted points and to the mean of their squared norms.
+    """
+    line = tl.program_id(0).to(tl.int64)
+    sample = line // L
+    slice_index = line % L
+    token = tl.arange(0, NB)
+    p, present, length = _load_set(projections, mask, line, sample, N, NB, HAS_MASK)
+    pair = present[:, None] & present[None, :]
+    rank = tl.sum((_precedes(p[:, None] - p[None, :], NB) & pair).to(tl.int32), 1)
+    square = tl.load(squares + sample * N + token, mask=present, other=0.0)
+    token_unit = 1.0
+    target_unit = 1.0
+    if not REFERENCE:
+        beside = tl.load(target_squares + token, mask=token < M, other=0.0)
+        if not PRECISE:
+            token_unit = _unit_for(tl.max(square, 0))
+            target_unit = _unit_for(tl.max(beside, 0)) * M
+
+    product = tl.zeros((NB, NB), dtype=tl.float32)
+    for start in range(0, d, DB):
+        columns = start + tl.arange(0, DB)
+        v = _token_rows(tokens, centre, sample, present, columns, N, d, NB)
+        t = _rows_at(targets, slice_index, rank, present, columns, length, M, d, MIXED)
+        if PRECISE:
+            product = tl.dot(t, tl.trans(v), product, input_precision="tf32x3")
+        else:
+            half = (v * token_unit).to(tl.float16)
+            product = tl.dot((t * target_unit).to(tl.float16), tl.trans(half), product)
+
+    if REFERENCE:
+        per_product = 1.0 / length
+        per_square = tl.load(weights + slice_index) / length
+    else:
+        per_product = -2.0 * M / length / (token_unit * target_unit)
+        per_square = 1.0 / length
+    w = product * per_product + square[None, :] * per_square
+    # Read once more: gaps would take a tile of registers through the loop, and leave too few.
+    p = tl.load(projections + line * N + token, mask=present, other=0.0, volatile=True)
+    gap = p[:, None] - p[None, :]
+    kernel = tl.where(pair, decayed(gap * rate), 0.0)
+    c = tl.where(present, 1.0 / tl.maximum(tl.sum(kernel, 1), 1.0), 0.0)
+    mean = c * tl.sum(kernel * w, 1)
+    factor = per_tau
+    if not REFERENCE:
+        squared = tl.sum(mean, 0) + tl.load(offset + slice_index)
+        size = tl.sum(square, 0) / length + tl.sum(beside, 0) / M
+        # Not a number stays what it is.
+        distance = tl.sqrt(tl.where(squared <= rounding * size, 0.0, squared))
+        inverse = tl.where(squared > rounding * size, 0.5 / distance, 0.0)
+        tl.store(root + line, distance)
+        tl.store(half_inverse + line, inverse)
+        tl.store(ordered + line * N + rank, p, mask=present)
+        tl.store(scale + line * N + rank, c, mask=present)
+        factor = per_tau * inverse
+    if SLOPE:
+        sign = tl.where(gap > 0, 1.0, 0.0) - tl.where(gap < 0, 1.0, 0.0)
+        moved = kernel * sign * (c[:, None] * (w - mean[:, None]))
+        tl.store(slope + line * N + token, (tl.sum(moved, 0) - tl.sum(moved, 1)) * factor, mask=token < N)
+
+
+@triton.jit
+def ranked_pass(
+    projections,
+    ordered,
+    scale,
+    mask,
+    tokens,
+    centre,
+    squares,
+    grad,
+    half_inverse,
+    out,
+    out_offset,
+    B,
+    L,
+    N,
+    M,
+    d,
+    rate,
+    each,
+    NB: tl.constexpr,
+    DB: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    MIXED: tl.constexpr,
+    REFERENCE: tl.constexpr,
+    PRECISE: tl.constexpr,
+):
+    """Write sums over the sets of what comes back to targets, ``(parts, L, M, d)``, and to the offset, ``(parts, L)``.
+
+    For a reference: its softly sorted points ``(1, L, M, d)``, divided by their number, and the mean of their squared
+    norms.
+    """
+    part = tl.program_id(0).to(tl.int64)
+    slice_index = tl.program_id(1).to(tl.int64)
+    columns = tl.program_id(2) * DB + tl.arange(0, DB)
+    row = tl.arange(0, NB)
+    acc = tl.zeros((NB, DB), dtype=tl.float32)
+    total = 0.0
+    rank = row
+    for sample in range(part * each, tl.minimum(part * each + each, B)):
+        line = sample * L + slice_index
+        p, present, length = _load_set(projections, mask, line, sample, N, NB, HAS_MASK)
+        v = _token_rows(tokens, centre, sample, present, columns, N, d, NB)
+        if REFERENCE:
+            gap = p[:, None] - p[None, :]
+            pair = present[:, None] & present[None, :]
+            rank = tl.sum((_precedes(gap, NB) & pair).to(tl.int32), 1)
+            kernel = tl.where(pair, decayed(gap * rate), 0.0)
+            weight = kernel / tl.maximum(tl.sum(kernel, 1), 1.0)[:, None]
+            factor = 1.0 / M
+            square = tl.load(squares + row, mask=present, other=0.0)
+            total += tl.sum(tl.sum(weight * square[None, :], 1), 0) / M
+        else:
+            s = tl.load(ordered + line * N + row, mask=row < length, other=0.0)
+            c = tl.load(scale + line * N + row, mask=row < length, other=0.0)
+            gap = s[:, None] - p[None, :]
+            weight = tl.where(present[None, :], decayed(gap * rate), 0.0) * c[:, None]
+            g = tl.load(grad + line) * tl.load(half_inverse + line)
+            total += g
+            factor = -2.0 * g
+            if MIXED:
+                # In units of 1/(length · M) of the mass all edges are integers, so overlaps are exact.
+                from_left = tl.maximum((row * length)[:, None], (row * M)[None, :])
+                to_right = tl.minimum((row * length + length)[:, None], (row * M + M)[None, :])
+                share = tl.maximum(to_right - from_left, 0).to(tl.float32) / length
+                share, left_over = split(tl.where((row < M)[:, None] & (row < length)[None, :], share, 0.0))
+                half = (weight * WEIGHT_UNIT).to(tl.float16)
+                weight = tl.dot(left_over, half, tl.dot(share, half)) / WEIGHT_UNIT
+        if PRECISE:
+            acc += factor * tl.dot(weight, v, input_precision="tf32x3")
+        else:
+            square = tl.load(squares + sample * N + row, mask=present, other=0.0)
+            unit = _unit_for(tl.max(square, 0))
+            met = tl.dot((weight * WEIGHT_UNIT).to(tl.float16), (v * unit).to(tl.float16))
+            acc += (factor / (WEIGHT_UNIT * unit)) * met
+    at = ((part * L + slice_index) * M + rank)[:, None] * d + columns[None, :]
+    tl.store(out + at, acc, mask=(row < M)[:, None] & (columns < d)[None, :])
+    if tl.program_id(2) == 0:
+        tl.store(out_offset + part * L + slice_index, total)
+
+
+@triton.jit
+def back_pass(
+    projections,
+    mask,
+    tokens,
+    centre,
+    targets,
+    weights,
+    out,
+    B,
+    L,
+    N,
+    M,
+    d,
+    rate,
+    each,
+    NB: tl.constexpr,
+    DB: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    MIXED: tl.constexpr,
+    REFERENCE: tl.constexpr,
+):
+    """Write what comes back to the tokens other than by their projections, ``(parts, B, N, d)``: each part some slices.
+
+    ``weights`` are the gradients of D², ``(B, L)``; for a reference those of the offset, as in :func:`cost_pass`.
+    """
+    sample = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1).to(tl.int64)
+    columns = tl.program_id(2) * DB + tl.arange(0, DB)
+    token = tl.arange(0, NB)
+    acc = tl.zeros((NB, DB), dtype=tl.float32)
+    taken = tl.zeros((NB,), dtype=tl.float32)
+    for slice_index in range(part * each, tl.minimum(part * each + each, L)):
+        line = sample * L + slice_index
+        p, present, length = _load_set(projections, mask, line, sample, N, NB, HAS_MASK)
+        # Here columns are the tokens that are ranked, rows those that they take from.
+        gap = p[:, None] - p[None, :]
+        pair = present[:, None] & present[None, :]
+        precedes = (gap < 0) | ((gap == 0) & (token[:, None] < token[None, :]))
+        rank = tl.sum((precedes & pair).to(tl.int32), 0)
+        kernel = tl.where(pair, decayed(gap * rate), 0.0)
+        kernel = kernel / tl.maximum(tl.sum(kernel, 0), 1.0)[None, :]
+        w = tl.load(weights + line)
+        per_square = w / length
+        per_product = 1.0 / length if REFERENCE else -2.0 * w * M / length
+        t = _rows_at(targets, slice_index, rank, present, columns, length, M, d, MIXED)
+        acc += per_product * tl.dot(kernel, t, input_precision="tf32x3")
+        taken += per_square * tl.sum(kernel, 1)
+    exists = token < N
+    if HAS_MASK:
+        exists = exists & (tl.load(mask + sample * N + token, mask=exists, other=0) != 0)
+    acc += 2.0 * taken[:, None] * _token_rows(tokens, centre, sample, exists, columns, N, d, NB)
+    at = ((part * B + sample) * N + token)[:, None] * d + columns[None, :]
+    tl.store(out + at, acc, mask=(token < N)[:, None] & (columns < d)[None, :])

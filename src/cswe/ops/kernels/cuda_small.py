@@ -1,0 +1,186 @@
+"""Small sets on a GPU: what is asked of the passes of :mod:`cswe.ops.kernels.cuda_pairs`."""
+
+from math import log
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cswe.ops.kernels.cuda_pairs import back_pass, cost_pass, ranked_pass
+from cswe.ops.kernels.cuda_prepare import needs_both_parts
+from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
+
+MOST = 128
+"""Tokens of a set, and points of the reference."""
+
+ENOUGH_PROGRAMS = 512
+"""Programs that keep a large GPU busy: each has a whole tile to work on."""
+
+
+def fits(tokens: Tensor, reference: Tensor) -> bool:
+    """Whether sets ``(B, N, d)`` and a reference ``(M, d)`` are small enough for a tile."""
+    return max(tokens.shape[1], reference.shape[0]) <= MOST
+
+
+def _tile(count: int, targets: int) -> tuple[int, int]:
+    """Choose the side of the tile, and the warps that share it."""
+    side = max(16, power_of_two(max(count, targets)))
+    return side, {16: 1, 32: 2, 64: 4}.get(side, 8)
+
+
+def _columns(width: int, most: int) -> int:
+    """Choose how many dimensions to take at a time; ``most`` is what leaves enough registers on sm_90."""
+    return min(most, max(16, power_of_two(width)))
+
+
+class Sets(NamedTuple):
+    """Small sets, projected: what all passes read."""
+
+    projections: Tensor
+    """``(B, L, N)``, in the order of the tokens, in units of τ's unit."""
+    mask: Tensor | None
+    """``(B, N)``; contiguous."""
+    tokens: Tensor
+    """``(B, N, d)``, contiguous, in any floating dtype."""
+    centre: Tensor
+    """Subtracted from every token, ``(d,)``."""
+    squares: Tensor
+    """Squared norms of the centred tokens, ``(B, N)``."""
+    tau: float
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, L, N, d."""
+        return *self.projections.shape, self.tokens.shape[-1]
+
+    def mixes(self, targets: int) -> bool:
+        """Whether a rank may meet several targets."""
+        return self.mask is not None or self.projections.shape[2] != targets
+
+    @property
+    def rate(self) -> float:
+        """Decays are powers of two on the GPU."""
+        return 1 / (self.tau * log(2))
+
+    @property
+    def precise(self) -> bool:
+        """Whether rounding to half precision could be seen: it is random, and many products hide it."""
+        return self.mask is not None or needs_both_parts(self.projections.shape[2], self.tokens.shape[-1])
+
+
+class Cost(NamedTuple):
+    """What the sets cost, and what the way back needs."""
+
+    distance: Tensor
+    """D, ``(B, L)``."""
+    half_inverse: Tensor
+    """1/2D, ``(B, L)``; 0 where D is."""
+    ordered: Tensor
+    """Projections by rank, ``(B, L, N)``."""
+    scale: Tensor
+    """1/Z by rank, ``(B, L, N)``."""
+    slope: Tensor
+    """∂D by projections in the order of the tokens, ``(B, L, N)``; empty unless asked for."""
+
+
+def sort_softly(reference: Sets) -> tuple[Tensor, Tensor]:
+    """Give softly sorted points of a reference, each times its mass, ``(L, M, d)``, and their mean square ``(L,)``."""
+    ranked, offset = _ranked(reference, None, reference.sizes[2])
+    return ranked.squeeze(0), offset.squeeze(0)
+
+
+def targets_gradient(sets: Sets, cost: Cost, grad: Tensor, targets: int) -> tuple[Tensor, Tensor]:
+    """Give what a gradient of D ``(B, L)`` comes to at the targets ``(L, M, d)`` and at the offset ``(L,)``."""
+    ranked, offset = _ranked(sets, (cost, grad), targets)
+    return (ranked.squeeze(0), offset.squeeze(0)) if ranked.shape[0] == 1 else (ranked.sum(0), offset.sum(0))
+
+
+def _ranked(sets: Sets, returned: tuple[Cost, Tensor] | None, targets: int) -> tuple[Tensor, Tensor]:
+    batch, slices, count, width = sets.sizes
+    side, warps = _tile(count, targets)
+    precise = returned is None or sets.precise
+    columns = _columns(width, 32 if precise else 128)
+    pieces = cdiv(width, columns)
+    each = cdiv(batch, max(1, min(batch, ENOUGH_PROGRAMS // (slices * pieces))))
+    parts = cdiv(batch, each)
+    ranked = torch.empty((parts, slices, targets, width), dtype=torch.float32, device=sets.tokens.device)
+    offset = torch.empty((parts, slices), dtype=torch.float32, device=sets.tokens.device)
+    unread = sets.squares
+    ordered, scale, grad, half_inverse = (unread,) * 4
+    if returned is not None:
+        (_, half_inverse, ordered, scale, _), grad = returned
+    ranked_pass[(parts, slices, pieces)](
+        sets.projections, ordered, scale, unread if sets.mask is None else sets.mask, sets.tokens, sets.centre,
+        sets.squares, grad, half_inverse, ranked, offset, batch, slices, count, targets, width, sets.rate, each,
+        NB=side, DB=columns, HAS_MASK=sets.mask is not None, MIXED=sets.mixes(targets), REFERENCE=returned is None,
+        PRECISE=precise, num_warps=warps,
+    )  # fmt: skip
+    return ranked, offset
+
+
+def cost_of(sets: Sets, targets: Tensor, offset: Tensor, target_squares: Tensor, with_slope: bool) -> Cost:
+    """Give D of every set along every slice, and its slope.
+
+    ``targets`` and ``offset`` are what :func:`sort_softly` gives, ``target_squares`` the reference's squared norms.
+    """
+    batch, slices, count, _ = sets.sizes
+    pair = torch.empty((2, batch, slices), dtype=torch.float32, device=targets.device)
+    lines = torch.empty((3 if with_slope else 2, batch, slices, count), dtype=torch.float32, device=targets.device)
+    distance, half_inverse = pair.unbind()
+    ordered, scale, slope = (*lines.unbind(), lines.new_empty((0,)))[:3]
+    cost = Cost(distance, half_inverse, ordered, scale, slope)
+    _cost(sets, targets, target_squares, offset, offset, cost, is_reference=False, with_slope=with_slope)
+    return cost
+
+
+def slope_of_reference(reference: Sets, at_targets: Tensor, at_offset: Tensor) -> Tensor:
+    """Give what comes back to the projections of a reference, ``(L, M)``, from what :func:`sort_softly` gave."""
+    slope = torch.empty_like(reference.projections)
+    unread = reference.squares
+    cost = Cost(unread, unread, unread, unread, slope)
+    _cost(reference, at_targets, unread, at_offset, unread, cost, is_reference=True, with_slope=True)
+    return slope.squeeze(0)
+
+
+def _cost(
+    sets: Sets,
+    targets: Tensor,
+    target_squares: Tensor,
+    weights: Tensor,
+    offset: Tensor,
+    cost: Cost,
+    is_reference: bool,
+    with_slope: bool,
+) -> None:
+    batch, slices, count, width = sets.sizes
+    met, precise = targets.shape[1], is_reference or sets.precise
+    side, warps = _tile(count, met)
+    cost_pass[(batch * slices,)](
+        sets.projections, sets.squares if sets.mask is None else sets.mask, sets.tokens, sets.centre, sets.squares,
+        targets, target_squares, weights, offset, *cost, slices, count, met, width, sets.rate, 1 / sets.tau,
+        4 * torch.finfo(torch.float32).eps, NB=side, DB=_columns(width, 32 if precise else 64),
+        HAS_MASK=sets.mask is not None, MIXED=sets.mixes(met), REFERENCE=is_reference, PRECISE=precise,
+        SLOPE=with_slope, num_warps=warps,
+    )  # fmt: skip
+
+
+def back_to_tokens(sets: Sets, targets: Tensor, weights: Tensor, is_reference: bool = False) -> Tensor:
+    """Give what comes back to the tokens other than by their projections, ``(B, N, d)``.
+
+    ``weights`` are the gradients of D² ``(B, L)``; for a reference those of its offset, and ``targets`` those of its
+    sorted points.
+    """
+    batch, slices, count, width = sets.sizes
+    met = targets.shape[1]
+    side, warps = _tile(count, met)
+    columns = _columns(width, 32)
+    pieces = cdiv(width, columns)
+    each = cdiv(slices, max(1, min(slices, ENOUGH_PROGRAMS // (batch * pieces))))
+    parts = cdiv(slices, each)
+    result = torch.empty((parts, batch, count, width), dtype=torch.float32, device=targets.device)
+    back_pass[(batch, parts, pieces)](
+        sets.projections, sets.squares if sets.mask is None else sets.mask, sets.tokens, sets.centre, targets, weights,
+        result, batch, slices, count, met, width, sets.rate, each, NB=side, DB=columns, HAS_MASK=sets.mask is not None,
+        MIXED=sets.mixes(met), REFERENCE=is_reference, num_warps=warps,
+    )  # fmt: skip
+    return result.squeeze(0) if parts == 1 else result.sum(0)
