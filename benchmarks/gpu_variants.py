@@ -75,9 +75,10 @@ def dense_reference(problem, grad):
 
 VARIANTS = [
     {},
-    {"shared_most": 0},
-    {"shared_ranks": 16},
-    {"shared_stages": 2},
+    {"shared_lines": 128, "shared_registers": None, "target_stages": 3},
+    {"shared_stages": 2, "target_stages": 5},
+    {"shared_registers": None, "chunk_stages": 3},
+    {"target_registers": None, "chunk_registers": 112},
 ]
 
 

@@ -44,7 +44,7 @@ class Tuning(NamedTuple):
     state_stages: int = 2
     state_bytes: int = 128 << 20
     target_warps: int = 4
-    target_stages: int = 3
+    target_stages: int = 4
     target_width: int = 256
     chunk_registers: int | None = 128
     state_registers: int | None = None
@@ -54,7 +54,8 @@ class Tuning(NamedTuple):
     shared_width: int = 256
     shared_warps: int = 8
     shared_stages: int = 3
-    shared_registers: int | None = None
+    shared_registers: int | None = 128
+    shared_lines: int = 64
     scan_ranks: int = 16
     precise: bool | None = None
     scan_rows: int = 8192
@@ -174,7 +175,7 @@ def _shared_states(problem: Problem, scale: Tensor, parts: Halves, natural: Tens
     of_tokens = natural is not None
     owners, partners, strides = (batch, slices, (slices, 1)) if of_tokens else (slices, batch, (1, slices))
     lines = max(16, power_of_two(2 * cdiv(count, tuning.chunk)))
-    together, piece = max(1, 128 // lines), _width_of_pieces(width, tuning.shared_width)
+    together, piece = max(1, tuning.shared_lines // lines), _width_of_pieces(width, tuning.shared_width)
     shared_states_pass[(owners * cdiv(partners, together), cdiv(width, piece))](
         _or(natural, problem.points), problem.points, problem.order, problem.squares if of_tokens else scale,
         parts.tokens if of_tokens else parts.high, into.high, into.mass, into.scalar,
@@ -255,7 +256,7 @@ def forward_passes(
     batch, slices, count, targets, width = problem.sizes
     points, ragged = problem.points, problem.lengths is not None
     height = torch.empty_like(points)
-    base = torch.empty_like(points) if with_slope else height
+    base, received = (torch.empty_like(points) if with_slope else height for _ in range(2))
     for start, stop in _blocks(problem, 4 if precise else 2):
         block, own = problem.samples(start, stop), parts.samples(start, stop)
         own_scale = scale[start:stop]
@@ -267,7 +268,8 @@ def forward_passes(
             block.points, block.order, own_scale, block.squares, own.tokens, _or(own.tokens_low, own.tokens),
             own.high, own.low, own.targets, _or(block.lengths, block.order),
             of_tokens.high, of_tokens.low, of_tokens.mass, of_tokens.scalar,
-            of_targets.high, of_targets.low, of_targets.scalar, height[start:stop], base[start:stop], own.units,
+            of_targets.high, of_targets.low, of_targets.scalar,
+            height[start:stop], base[start:stop], received[start:stop], own.units,
             stop - start, slices, count, targets, width, _rate(problem),
             C=tuning.chunk, DB=64, EVEN=width % 64 == 0, HAS_LOW=own.tokens_low is not None, PRECISE=precise,
             MIXED=ragged, SLOPE=with_slope, STAGES=tuning.chunk_stages, num_warps=tuning.chunk_warps,
@@ -285,7 +287,7 @@ def forward_passes(
     slope = torch.empty_like(points) if with_slope else points.new_empty((batch, 0, 0))
     rows, tile = batch * slices, _scalar_tile(batch * slices, count)
     slope_pass[(cdiv(rows, tile["R"]),)](
-        points, lengths, scale, height, base, value, slope if with_slope else value,
+        points, lengths, scale, height, base, received, value, slope if with_slope else value,
         rows, slices, count, _rate(problem), 1 / problem.tau, RAGGED=ragged, SLOPE=with_slope, **tile,
     )  # fmt: skip
     return value, slope

@@ -14,16 +14,84 @@ A token's squared norm is one more column of V, met by the rank's mass in T: add
 import triton
 import triton.language as tl
 
-from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, sample_length, target_rows
+from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, sample_length, sign_of, target_rows
 
 
 @triton.jit
-def _both_sides(states, first, has_left, has_right, columns, inside, d):
+def both_sides(states, first, has_left, has_right, columns, inside, d):
     """Load the states left and right of a chunk as columns 0 and 1 of a tile of eight."""
     column = tl.arange(0, 8)
     has = (column >= tl.where(has_left, 0, 1)) & (column < tl.where(has_right, 2, 1))
-    at = (first + column)[None, :] * d + columns[:, None]
-    return tl.load(states + at, mask=has[None, :] & inside[:, None], other=0.0)
+    at = (column * d)[None, :] + columns[:, None]
+    return tl.load(states + first * d + at, mask=has[None, :] & inside[:, None], other=0.0)
+
+
+@triton.jit
+def finish_chunk(
+    gram,
+    along_targets,
+    along_tokens,
+    points,
+    masses,
+    square_states,
+    scale_states,
+    height,
+    base,
+    received,
+    s,
+    c,
+    q,
+    ranks,
+    present,
+    row,
+    state,
+    start,
+    has_left,
+    has_right,
+    factor,
+    mass,
+    N,
+    rate,
+    C: tl.constexpr,
+    SLOPE: tl.constexpr,
+):
+    """Write what a chunk has of h and of the slope, from its Gram matrix and the products with its states.
+
+    The slope is the sum of ``base`` and ``received``: what the rows of the Gram matrix give, and what its columns do.
+    To add them here would be to exchange them between threads, and no loop with a barrier in it is pipelined.
+
+    ``factor`` undoes the scaling: rows of T were averages of the targets. ``points`` are those of the row.
+    """
+    left_point = tl.load(points + start - 1, mask=has_left, other=0.0)
+    right_point = tl.load(points + start + C, mask=has_right, other=0.0)
+    from_left = tl.where(has_left, decayed((s - left_point) * rate), 0.0)
+    from_right = tl.where(has_right, decayed((s - right_point) * rate), 0.0)
+    column = tl.arange(0, 8)[None, :]
+    left_mass = tl.load(masses + state, mask=has_left, other=0.0)
+    right_mass = tl.load(masses + state + 1, mask=has_right, other=0.0)
+    left = tl.sum(tl.where(column == 0, along_targets, 0.0), 1) * (factor * left_mass)
+    right = tl.sum(tl.where(column == 1, along_targets, 0.0), 1) * (factor * right_mass)
+    left = from_left * (left + mass * tl.load(square_states + state, mask=has_left, other=0.0))
+    right = from_right * (right + mass * tl.load(square_states + state + 1, mask=has_right, other=0.0))
+    gap = s[:, None] - s[None, :]
+    kernel = decayed(gap * rate)
+    product = kernel * (gram * factor + q[None, :])
+    h = -c * c * (tl.sum(product, 1) + left + right)
+    tl.store(height + row * N + ranks, h, mask=present)
+    if SLOPE:
+        sign = sign_of(gap)
+        product *= sign
+        # Row k of the transposed Gram matrix: the sign turns, and rank r sends with its own scale.
+        tl.store(received + row * N + ranks, -tl.sum(product * c[:, None], 0), mask=present)
+        here = c * (tl.sum(product, 1) + left - right)
+        # Adding nothing keeps the compiler from making the kernel a second time, in another layout.
+        ones = tl.sum((kernel + 0.0 * gram) * sign, 1) + from_left * left_mass - from_right * right_mass
+        left_scale = tl.load(scale_states + state, mask=has_left, other=0.0)
+        right_scale = tl.load(scale_states + state + 1, mask=has_right, other=0.0)
+        per_unit = factor / WEIGHT_UNIT
+        sent = tl.where(column == 0, from_left[:, None], 0.0) - tl.where(column == 1, from_right[:, None], 0.0)
+        outside = tl.sum(along_tokens * sent, 1) * per_unit + q * (from_left * left_scale - from_right * right_scale)
+        tl.store(base + row * N + ranks, here + h * ones + outside, mask=present)
 
 
 @triton.jit
@@ -47,6 +115,7 @@ def chunk_pass(
     scale_states,
     height,
     base,
+    received,
     units,
     B,
     L,
@@ -80,7 +149,8 @@ def chunk_pass(
         points += row * N
         ranks = start + tl.arange(0, C)
         present = ranks < length
-        s = tl.load(points + ranks, mask=present, other=0.0)
+        # What is absent lies far away from everything.
+        s = tl.load(points + ranks, mask=present, other=1e30)
         c = tl.load(scale + row * N + ranks, mask=present, other=0.0)
         token = tl.load(order + row * N + ranks, mask=present, other=0).to(tl.int32)
         mass = 1.0 / length
@@ -104,19 +174,19 @@ def chunk_pass(
             read = present[:, None] & inside[None, :]
             v = tl.load(tokens + at[:, None] + columns[None, :], mask=read, other=0.0)
             t, t_low = target_rows(high, low, targets, ranks, present, columns, inside, length, M, d, MIXED, PRECISE)
-            f = _both_sides(token_states, state, has_left, has_right, columns, inside, d)
+            f = both_sides(token_states, state, has_left, has_right, columns, inside, d)
             gram = tl.dot(t, tl.trans(v), gram)
             along_targets = tl.dot(t, f, along_targets)
             if PRECISE:
-                f_low = _both_sides(token_states_low, state, has_left, has_right, columns, inside, d)
+                f_low = both_sides(token_states_low, state, has_left, has_right, columns, inside, d)
                 gram = tl.dot(t_low, tl.trans(v), gram)
                 along_targets = tl.dot(t_low, f, along_targets)
                 along_targets = tl.dot(t, f_low, along_targets)
             if SLOPE:
-                g = _both_sides(target_states, state, has_left, has_right, columns, inside, d)
+                g = both_sides(target_states, state, has_left, has_right, columns, inside, d)
                 along_tokens = tl.dot(v, g, along_tokens)
                 if PRECISE:
-                    g_low = _both_sides(target_states_low, state, has_left, has_right, columns, inside, d)
+                    g_low = both_sides(target_states_low, state, has_left, has_right, columns, inside, d)
                     along_tokens = tl.dot(v, g_low, along_tokens)
             if HAS_LOW:
                 v_low = tl.load(tokens_low + at[:, None] + columns[None, :], mask=read, other=0.0)
@@ -124,40 +194,11 @@ def chunk_pass(
                 if SLOPE:
                     along_tokens = tl.dot(v_low, g, along_tokens)
 
-        # Undo the scaling; rows of T were averages of the targets.
         factor = -2.0 * tl.load(units) * (M / length)
-        left_point = tl.load(points + start - 1, mask=has_left, other=0.0)
-        right_point = tl.load(points + start + C, mask=has_right, other=0.0)
-        from_left = tl.where(has_left, decayed((s - left_point) * rate), 0.0)
-        from_right = tl.where(has_right, decayed((s - right_point) * rate), 0.0)
-        column = tl.arange(0, 8)[None, :]
-        left_mass = tl.load(masses + state, mask=has_left, other=0.0)
-        right_mass = tl.load(masses + state + 1, mask=has_right, other=0.0)
-        left = tl.sum(tl.where(column == 0, along_targets, 0.0), 1) * (factor * left_mass)
-        right = tl.sum(tl.where(column == 1, along_targets, 0.0), 1) * (factor * right_mass)
-        left = from_left * (left + mass * tl.load(square_states + state, mask=has_left, other=0.0))
-        right = from_right * (right + mass * tl.load(square_states + state + 1, mask=has_right, other=0.0))
-        scaled = s * rate
-        kernel = tl.where(present[None, :], decayed(scaled[:, None] - scaled[None, :]), 0.0)
-        product = kernel * (gram * factor + q[None, :])
-        h = -c * c * (tl.sum(product, 1) + left + right)
-        tl.store(height + row * N + ranks, h, mask=present)
-        if SLOPE:
-            sign = tl.where(s[:, None] == s[None, :], 0.0, tl.where(ranks[:, None] > ranks[None, :], 1.0, -1.0))
-            product *= sign
-            # Row k of the transposed Gram matrix: the sign turns, and rank r sends with its own scale.
-            tl.store(base + row * N + ranks, -tl.sum(product * c[:, None], 0), mask=present)
-            here = c * (tl.sum(product, 1) + left - right)
-            # Adding nothing keeps the compiler from making the kernel a second time, in another layout.
-            ones = tl.sum((kernel + 0.0 * gram) * sign, 1) + from_left * left_mass - from_right * right_mass
-            left_scale = tl.load(scale_states + state, mask=has_left, other=0.0)
-            right_scale = tl.load(scale_states + state + 1, mask=has_right, other=0.0)
-            per_unit = factor / WEIGHT_UNIT
-            left = from_left * (tl.sum(tl.where(column == 0, along_tokens, 0.0), 1) * per_unit + q * left_scale)
-            right = from_right * (tl.sum(tl.where(column == 1, along_tokens, 0.0), 1) * per_unit + q * right_scale)
-            tl.debug_barrier()
-            inside_part = tl.load(base + row * N + ranks, mask=present, other=0.0)
-            tl.store(base + row * N + ranks, inside_part + here + h * ones + left - right, mask=present)
+        finish_chunk(
+            gram, along_targets, along_tokens, points, masses, square_states, scale_states, height, base, received,
+            s, c, q, ranks, present, row, state, start, has_left, has_right, factor, mass, N, rate, C, SLOPE,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -26,9 +26,23 @@ def decayed(distance):
     """Give 2^−|distance|, 0 where that is not a normal number: tl.exp2 spends three instructions on such numbers."""
     if INTERPRETED:
         return tl.exp2(-tl.abs(distance))
+    # Sign and magnitude in here become modifiers of the instruction; outside they would be instructions of their own.
     return tl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [-tl.abs(distance)], dtype=tl.float32, is_pure=True, pack=1
-    )
+        "{ .reg .f32 down; abs.f32 down, $1; neg.f32 down, down; ex2.approx.ftz.f32 $0, down; }",
+        "=f,f", [distance], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def sign_of(gap):
+    """Give −1, 0 or 1: two multiplications that saturate, instead of comparisons and selections."""
+    if INTERPRETED:
+        return tl.where(gap > 0, 1.0, 0.0) - tl.where(gap < 0, 1.0, 0.0)
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 up, down; mul.sat.f32 up, $1, 0f7F000000; mul.sat.f32 down, $1, 0fFF000000; "
+        "sub.f32 $0, up, down; }",
+        "=f,f", [gap], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -64,6 +64,7 @@ def slope_pass(
     scale,
     height,
     base,
+    received,
     value,
     slope,
     rows,
@@ -78,7 +79,7 @@ def slope_pass(
 ):
     """Write S ``(B, L)`` and its derivative by the sorted projections ``(B, L, N)``, 0 behind a sample's length.
 
-    ``base`` is what the d-wide pass has of the slope.
+    ``base + received`` is what the d-wide pass has of the slope.
     """
     row = (tl.program_id(0) * R + tl.arange(0, R))[:, None]
     length = tl.load(lengths + row // L, mask=row < rows, other=1).to(tl.int32) if RAGGED else N
@@ -100,7 +101,8 @@ def slope_pass(
             before = tl.load(height + at - 1, mask=near, other=0.0)
             beside, below = apart(decay, before, tied & near, carry, held, 1, False)
             carry, held = _at(below, lane == NB - 1), _at(beside, lane == NB - 1)
-            tl.store(slope + at, tl.load(base + at, mask=read, other=0.0) + beside, mask=read)
+            found = tl.load(base + at, mask=read, other=0.0) + tl.load(received + at, mask=read, other=0.0)
+            tl.store(slope + at, found + beside, mask=read)
     tl.store(value + row, tl.sum(result, 1)[:, None], mask=row < rows)
     if SLOPE:
         tl.debug_barrier()

@@ -55,16 +55,20 @@ def shared_states_pass(
     rows += owner * N * d
 
     # Line j is what lies left of chunk j, line LINES/2 + j what lies right of it, seen from the chunk's neighbour.
+    # There left and right are exchanged, by turning signs: what counts lies below the edge, at it, or before it at it.
     line = tl.arange(0, LINES)
-    is_left = (line < LINES // 2)[None, :]
     chunk = line % (LINES // 2)
     bound = tl.where(line < LINES // 2, chunk * C, chunk * C + C)
     valid = exists[:, None] & ((bound > 0) & (bound < N))[None, :]
     rank = tl.where(line < LINES // 2, bound - 1, bound)
-    edge = tl.load(points + (at * N)[:, None] + rank[None, :], mask=valid, other=0.0)
+    side = tl.where(line < LINES // 2, 1.0, -1.0)
+    turn = tl.where(line < LINES // 2, 0, -1)
+    edge = tl.load(points + (at * N)[:, None] + rank[None, :], mask=valid, other=0.0) * side[None, :]
     edge_row = tl.broadcast_to(rank[None, :], (P, LINES))
     if TOKENS:
+        edge = tl.where(valid, edge, -1e38)  # nothing lies below it
         edge_row = tl.load(order + (at * N)[:, None] + rank[None, :], mask=valid, other=0).to(tl.int32)
+    edge_row = tl.where(valid, edge_row ^ turn[None, :], -(1 << 30))
 
     acc = tl.zeros((P * LINES, DB), dtype=tl.float32)
     total = tl.zeros((P, LINES, KB), dtype=tl.float32)
@@ -74,15 +78,16 @@ def shared_states_pass(
         present = k < N
         x = tl.load(rows + (k * d)[:, None] + columns[None, :], mask=present[:, None] & inside[None, :], other=0.0)
         read = exists[:, None] & present[None, :]
-        value = tl.load(values + (at * N)[:, None] + k[None, :], mask=read, other=0.0)
+        # What is not a number counts nowhere.
+        value = tl.load(values + (at * N)[:, None] + k[None, :], mask=read, other=float("nan"))
         if TOKENS:
             scalar = tl.load(scalars + owner * N + k, mask=present, other=0.0)[None, None, :]
         else:
             scalar = tl.load(scalars + (at * N)[:, None] + k[None, :], mask=read, other=0.0)[:, None, :]
-        gap = value[:, None, :] - edge[:, :, None]
-        before = (gap < 0) | ((gap == 0) & (k[None, None, :] <= edge_row[:, :, None]))
-        behind = (gap > 0) | ((gap == 0) & (k[None, None, :] >= edge_row[:, :, None]))
-        counts = tl.where(is_left[:, :, None], before, behind) & valid[:, :, None] & present[None, None, :]
+        gap = value[:, None, :] * side[None, :, None] - edge[:, :, None]
+        counts = (gap <= 0) & ((k[None, :] ^ turn[:, None])[None, :, :] <= edge_row[:, :, None])
+        if TOKENS:
+            counts = counts | (gap < 0)
         weight = tl.where(counts, decayed(gap * rate), 0.0)
         total += weight
         beside += weight * scalar

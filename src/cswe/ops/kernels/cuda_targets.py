@@ -68,7 +68,7 @@ def _outside(
 def _inside(
     acc,
     points,
-    order,
+    token,
     scale,
     tokens,
     tokens_low,
@@ -86,12 +86,12 @@ def _inside(
     PRECISE: tl.constexpr,
     HAS_LOW: tl.constexpr,
 ):
-    """Add what the chunk's own tokens send, for one sample."""
+    """Add what the chunk's own tokens send, for one sample; ``token`` are their numbers, by rank."""
     ranks = start + tl.arange(0, C)
     present = ranks < length
-    at = tl.load(order + row * N + ranks, mask=present, other=0).to(tl.int64) * d + sample * N * d
+    at = (token * d)[:, None] + columns[None, :]
     read = present[:, None] & inside[None, :]
-    v = tl.load(tokens + at[:, None] + columns[None, :], mask=read, other=0.0)
+    v = tl.load(tokens + sample * N * d + at, mask=read, other=0.0)
     s = tl.load(points + row * N + ranks, mask=present, other=0.0)
     c = tl.load(scale + row * N + ranks, mask=present, other=0.0) * factor
     scaled = s * rate
@@ -101,7 +101,7 @@ def _inside(
     if PRECISE:
         acc = tl.dot(low, v, acc)
         if HAS_LOW:
-            v_low = tl.load(tokens_low + at[:, None] + columns[None, :], mask=read, other=0.0)
+            v_low = tl.load(tokens_low + sample * N * d + at, mask=read, other=0.0)
             acc = tl.dot(high, v_low, acc)
     return acc
 
@@ -153,15 +153,21 @@ def targets_pass(
             acc, points, scale, grad, states, states_low, masses, top, slice_index * 0 + first_sample,
             slice_index, start, last, L, N, d, N, columns, inside, rate, C, PRECISE, 8,
         )  # fmt: skip
+    ranks = start + tl.arange(0, C)
+    order += slice_index * N
+    token = tl.load(order + first.to(tl.int64) * L * N + ranks, mask=ranks < N, other=0).to(tl.int32)
     for index in tl.range(first, last, num_stages=STAGES):
         sample = slice_index * 0 + index
         row = sample * L + slice_index
+        # Where the next sample's tokens lie is asked for a turn ahead: tokens cannot be fetched before it is known.
+        follows = ranks < tl.where(sample + 1 < last, N, 0)
+        following = tl.load(order + (sample + 1) * L * N + ranks, mask=follows, other=0).to(tl.int32)
         factor = tl.load(grad + row) / top
         acc = _inside(
-            acc, points, order, scale, tokens, tokens_low, factor, row, sample, start, N, d, N,
+            acc, points, token, scale, tokens, tokens_low, factor, row, sample, start, N, d, N,
             columns, inside, rate, C, PRECISE, HAS_LOW,
         )  # fmt: skip
-    ranks = start + tl.arange(0, C)
+        token = following
     at = ((slice_index * 0 + part) * L + slice_index) * N + ranks
     write = (ranks < N)[:, None] & inside[None, :]
     tl.store(partial + at[:, None] * d + columns[None, :], acc * top, mask=write)
@@ -218,11 +224,12 @@ def ragged_targets_pass(
                 acc, points, scale, grad, states, states_low, masses, top, sample, slice_index, start,
                 B, L, N, d, length, columns, inside, rate, C, PRECISE, 1,
             )  # fmt: skip
+            ranks = start + tl.arange(0, C)
+            token = tl.load(order + row * N + ranks, mask=ranks < length, other=0).to(tl.int32)
             acc = _inside(
-                acc, points, order, scale, tokens, tokens_low, factor, row, sample, start, N, d, length,
+                acc, points, token, scale, tokens, tokens_low, factor, row, sample, start, N, d, length,
                 columns, inside, rate, C, PRECISE, HAS_LOW,
             )  # fmt: skip
-            ranks = start + tl.arange(0, C)
             low = ranks.to(tl.int64) * M
             begin = (tl.min(low, 0) // length).to(tl.int32)
             end = tl.minimum((tl.max(low, 0) + M - 1) // length, M - 1).to(tl.int32)
