@@ -293,6 +293,8 @@ def main():
     if "profile" in do:
         profile(report, CASES["vit fp16 0.01"])
         profile(report, CASES["wide fp16"])
+        profile(report, CASES["long fp16"], 10)
+        profile(report, {"B": 16, "N": 16384, "d": 128, "L": 32, "tau": 0.01, "dtype": torch.float16}, 10)
         profile(report, ragged_case(), 8)
     out = os.environ.get("OUT")
     if out:
