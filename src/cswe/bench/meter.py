@@ -115,25 +115,33 @@ def _peak_reader() -> Callable[[], float | None]:
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")  # Linux: forget the peak so far
-        before = _status("VmRSS")
-        return lambda: (_status("VmHWM") - before) / 2**10
+        before = _resident()
+        return lambda: _peak() - before
     except OSError:
         return _peak_reader_without_reset()
 
 
 def _peak_reader_without_reset() -> Callable[[], float | None]:
     """Watch where the peak so far cannot be forgotten: what stays below it is not known, and None says so."""
-    unit = 2**20 if sys.platform == "darwin" else 2**10
+    earlier, before = _peak(), _resident()
+    return lambda: now - before if (now := _peak()) > earlier else None
 
-    def peak() -> float:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
-    earlier = peak()
+def _peak() -> float:
+    """Give the largest resident memory so far, in MiB."""
     try:
-        before = _status("VmRSS") / 2**10
+        return _status("VmHWM") / 2**10
     except OSError:
-        before = earlier
-    return lambda: now - before if (now := peak()) > earlier else None
+        # Not the first choice: on Linux it starts from what the parent of this process had.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _resident() -> float:
+    """Give the resident memory in MiB; where it is not told, the largest so far."""
+    try:
+        return _status("VmRSS") / 2**10
+    except OSError:
+        return _peak()
 
 
 def _status(field: str) -> int:
