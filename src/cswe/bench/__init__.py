@@ -6,9 +6,7 @@ which has no such way, to plain torch.
 
 import datetime
 import platform
-import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from cswe.bench.cells import Setting
 from cswe.bench.meter import available_bytes, measure
 from cswe.bench.tables import markdown as as_markdown
 from cswe.bench.tables import plot as draw
+from cswe.training.provenance import commit, versions
 
 
 def bench(
@@ -71,8 +70,8 @@ def run(quick: bool, device: str) -> dict[str, Any]:
     report: dict[str, Any] = {
         "device": _device_name(device),
         "date": datetime.date.today().isoformat(),
-        "versions": _versions(),
-        "commit": _commit(),
+        "versions": versions("POT", "fswlib"),
+        "commit": commit(),
         "command": " ".join(["python -m cswe.bench", *sys.argv[1:]]),
         "settings": [_by_every_way(setting, device, seconds) for setting in cells.settings(device, quick)],
         "lapsum": [_lapsum(setting, device, seconds) for setting in cells.lapsum_settings(device, quick)],
@@ -125,22 +124,3 @@ def _device_name(device: str) -> str:
         pass
     threads = torch.get_num_threads()
     return f"{name}, {threads} thread{'s'[: threads > 1]}"
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("numpy", "numba", "triton", "POT", "fswlib"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _commit() -> str | None:
-    here = Path(__file__).parent
-    try:
-        found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
-    except OSError:
-        return None
-    return found.stdout.strip() or None

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from cswe._process import forget_peak, peak_bytes, resident_bytes
 from cswe.bench.cells import OPERATIONS, Operation, Setting
 
 Result = dict[str, Any]
@@ -111,39 +111,18 @@ def _with_peak_memory(run: Operation, device: str) -> tuple[torch.Tensor, float 
 
 
 def _peak_reader() -> Callable[[], float | None]:
-    """Start watching the resident memory; the function that comes back says by how many MiB it has peaked."""
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # Linux: forget the peak so far
-        before = _resident()
-        return lambda: _peak() - before
-    except OSError:
-        return _peak_reader_without_reset()
+    """Start watching the resident memory; the function that comes back says by how many MiB it has peaked.
 
+    Where the peak so far cannot be forgotten, what stays below it is not known, and ``None`` says so.
+    """
+    is_fresh = forget_peak()
+    earlier = peak_bytes()
+    before = resident_bytes() or earlier
 
-def _peak_reader_without_reset() -> Callable[[], float | None]:
-    """Watch where the peak so far cannot be forgotten: what stays below it is not known, and None says so."""
-    earlier, before = _peak(), _resident()
-    return lambda: now - before if (now := _peak()) > earlier else None
+    def risen() -> float | None:
+        now = peak_bytes()
+        if now is None or earlier is None or before is None or not (is_fresh or now > earlier):
+            return None
+        return (now - before) / 2**20
 
-
-def _peak() -> float:
-    """Give the largest resident memory so far, in MiB."""
-    try:
-        return _status("VmHWM") / 2**10
-    except OSError:
-        # Not the first choice: on Linux it starts from what the parent of this process had.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-
-
-def _resident() -> float:
-    """Give the resident memory in MiB; where it is not told, the largest so far."""
-    try:
-        return _status("VmRSS") / 2**10
-    except OSError:
-        return _peak()
-
-
-def _status(field: str) -> int:
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(field))
+    return risen

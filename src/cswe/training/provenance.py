@@ -3,7 +3,6 @@
 import os
 import platform
 import subprocess
-import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Any
 import torch
 
 from cswe import __version__
+from cswe._process import peak_bytes
 
 _PACKAGES = ("torch", "numpy", "safetensors", "numba", "triton", "scikit-learn", "optuna")
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of what computes.
+def versions(*others: str) -> dict[str, str]:
+    """Return the versions of what computes, and of other packages that are installed.
 
     Examples
     --------
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
     '0.1.0'
     """
     found = {"cswe": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *others):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -69,12 +69,7 @@ def peak_memory(device: torch.device) -> dict[str, Any]:
     """Return the most memory used: by tensors on a GPU since the last reset, or by this whole process so far."""
     if device.type == "cuda":
         return {"bytes": torch.cuda.max_memory_allocated(device), "of": "device"}
-    try:
-        import resource
-    except ImportError:  # pragma: no cover
-        return {"bytes": None, "of": "process"}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"bytes": peak * (1 if sys.platform == "darwin" else 1024), "of": "process"}
+    return {"bytes": peak_bytes(), "of": "process"}
 
 
 def _git(folder: Path, *arguments: str) -> str:
