@@ -90,7 +90,11 @@ AT_ONCE = [
     (18, 9, 6, True, True, HALF),
     (7, 30, 3, True, False, SINGLE),
     (1, 2, 4, False, False, SINGLE),
-    (64, 64, 128, False, False, HALF),  # large enough for half precision
+]
+HALVES_AT_ONCE = [  # large enough for half precision where sets are small; the other way has cases of its own
+    (16, 16, 512, False, False, HALF),
+    (17, 9, 512, False, False, SINGLE),
+    (16, 20, 512, True, False, HALF),
 ]
 LARGE_AT_ONCE = [
     (128, 128, 1280, False, False, HALF),
@@ -218,7 +222,9 @@ def check_at_once(device):
     """The whole of D in one step, as eager use on a GPU takes it: with masks over what must not be read, units of τ."""
     worst = [0.0] * 4
     cases = AT_ONCE if device == "cpu" else [*AT_ONCE, *LARGE_AT_ONCE]
-    for (count, targets, width, masked, relative, dtype), most in itertools.product(cases, (cuda_small.MOST, 0)):
+    both_ways = itertools.product(cases, (cuda_small.MOST, 0))
+    one_way = itertools.product(HALVES_AT_ONCE, (cuda_small.MOST,))
+    for (count, targets, width, masked, relative, dtype), most in itertools.chain(both_ways, one_way):
         generator = torch.Generator().manual_seed(count)
         x = (torch.randn(3, count, width, generator=generator) + 1).to(device, dtype)
         tied = [0, count // 2, count - 1] if count > 2 and not masked else [0]

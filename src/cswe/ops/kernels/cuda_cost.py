@@ -125,7 +125,7 @@ class Found(NamedTuple):
 class _Distance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, reference: Tensor, slices: Tensor, options: Options) -> Tensor:
-        small = cuda_small.fits(tokens, reference)
+        small = cuda_small.fits(tokens, reference, options.mask is not None)
         mask = None if options.mask is None else options.mask.contiguous()
         with on_device_of(tokens):
             forward = cuda_small_cost.forward if small else _forward

@@ -19,7 +19,7 @@ import triton.language as tl
 from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, mixed_targets, split
 
 TOKEN_BITS = tl.constexpr(12.0)
-"""Where half precision is enough, the longest token of a set and of the targets are scaled to 2¹²."""
+"""Where half precision is enough, the largest number is scaled to 2¹²."""
 
 
 @triton.jit
@@ -45,25 +45,59 @@ def _precedes(gap, NB: tl.constexpr):
 def _token_rows(tokens, centre, sample, present, columns, N, d, NB: tl.constexpr):
     """Give a block of columns of the centred tokens, 0 where there is none."""
     read = present[:, None] & (columns < d)[None, :]
-    at = (sample * N + tl.arange(0, NB))[:, None] * d + columns[None, :]
-    rows = tl.load(tokens + at, mask=read, other=0.0).to(tl.float32)
+    at = tl.arange(0, NB)[:, None] * d + columns[None, :]
+    rows = tl.load(tokens + sample * N * d + at, mask=read, other=0.0).to(tl.float32)
     return tl.where(read, rows - tl.load(centre + columns, mask=columns < d, other=0.0)[None, :], 0.0)
 
 
 @triton.jit
-def _rows_at(targets, slice_index, rank, present, columns, length, M, d, MIXED: tl.constexpr):
-    """Give a block of columns of what these ranks meet, times ``length / M``."""
-    inside = columns < d
-    own = targets + slice_index * M * d
-    if MIXED:
-        return mixed_targets(own, rank, present, columns, inside, length, M, d)
-    return tl.load(own + rank[:, None] * d + columns[None, :], mask=present[:, None] & inside[None, :], other=0.0)
+def _half_rows(tokens, centre, unit, sample, present, columns, N, d, NB: tl.constexpr, REFERENCE: tl.constexpr):
+    """Give the same in half precision, times a unit: those of a sample are stored that way."""
+    if REFERENCE:
+        rows = (_token_rows(tokens, centre, sample, present, columns, N, d, NB) * unit).to(tl.float16)
+    else:
+        read = present[:, None] & (columns < d)[None, :]
+        at = tl.arange(0, NB)[:, None] * d + columns[None, :]
+        rows = tl.load(tokens + sample * N * d + at, mask=read, other=0.0)
+    return rows
 
 
 @triton.jit
-def _unit_for(largest_square):
-    """Give the power of two that brings a norm to 2¹² at most."""
-    return tl.exp2(tl.floor(-0.5 * tl.log2(tl.maximum(largest_square, 1e-30)) + TOKEN_BITS))
+def _rows_at(targets, slice_index, rank, present, columns, length, M, d, MIXED: tl.constexpr):
+    """Give a block of columns of what these ranks meet, times ``length / M``, as it is stored or in float32."""
+    inside = columns < d
+    own = targets + slice_index * M * d
+    if MIXED:
+        rows = mixed_targets(own, rank, present, columns, inside, length, M, d)
+    else:
+        read = present[:, None] & inside[None, :]
+        rows = tl.load(own + rank[:, None] * d + columns[None, :], mask=read, other=0.0)
+    return rows
+
+
+@triton.jit
+def unit_for(largest):
+    """Give the power of two that brings the largest of some numbers to 2¹² at most."""
+    return tl.exp2(tl.floor(-tl.log2(tl.maximum(largest, 1e-30)) + TOKEN_BITS))
+
+
+@triton.jit
+def _unit_of_targets(target_squares, M, NB: tl.constexpr):
+    """Give the unit in which targets are stored in half precision: sorted points are no longer than the longest."""
+    point = tl.arange(0, NB)
+    return unit_for(tl.sqrt(tl.max(tl.load(target_squares + point, mask=point < M, other=0.0), 0))) * M
+
+
+@triton.jit
+def halve_pass(tokens, centre, largest, out, count, d, ROWS: tl.constexpr, DB: tl.constexpr):
+    """Write centred tokens in half precision, in the unit that the largest number among them asks for."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * DB + tl.arange(0, DB)
+    at = row[:, None] * d + columns[None, :]
+    read = (row < count)[:, None] & (columns < d)[None, :]
+    rows = tl.load(tokens + at, mask=read, other=0.0).to(tl.float32)
+    rows -= tl.load(centre + columns, mask=columns < d, other=0.0)[None, :]
+    tl.store(out + at, (rows * unit_for(tl.load(largest))).to(tl.float16), mask=read)
 
 
 @triton.jit
@@ -73,6 +107,7 @@ def cost_pass(
     tokens,
     centre,
     squares,
+    largest,
     targets,
     target_squares,
     weights,
@@ -99,6 +134,9 @@ def cost_pass(
 ):
     """Write, for a set and a slice, D and 1/2D, projections and 1/Z by rank, and the slope of D by projections.
 
+    Unless ``PRECISE``, ``tokens`` are those of :func:`halve_pass` (a reference's are as they come), and ``targets``
+    those of :func:`ranked_pass`.
+
     For a reference, instead, the slope of ``Σ_r ⟨T_r, y_r⟩ + w ‖y_r‖²`` over its sorted points, over their number: T
     and w (``weights``) are what came back to the sorted points and to the mean of their squared norms.
     """
@@ -110,30 +148,32 @@ def cost_pass(
     pair = present[:, None] & present[None, :]
     rank = tl.sum((_precedes(p[:, None] - p[None, :], NB) & pair).to(tl.int32), 1)
     square = tl.load(squares + sample * N + token, mask=present, other=0.0)
-    token_unit = 1.0
-    target_unit = 1.0
-    if not REFERENCE:
-        beside = tl.load(target_squares + token, mask=token < M, other=0.0)
-        if not PRECISE:
-            token_unit = _unit_for(tl.max(square, 0))
-            target_unit = _unit_for(tl.max(beside, 0)) * M
+    unit = 1.0
+    if not PRECISE:
+        unit = unit_for(tl.load(largest))
 
     product = tl.zeros((NB, NB), dtype=tl.float32)
     for start in range(0, d, DB):
         columns = start + tl.arange(0, DB)
-        v = _token_rows(tokens, centre, sample, present, columns, N, d, NB)
         t = _rows_at(targets, slice_index, rank, present, columns, length, M, d, MIXED)
         if PRECISE:
+            v = _token_rows(tokens, centre, sample, present, columns, N, d, NB)
             product = tl.dot(t, tl.trans(v), product, input_precision="tf32x3")
         else:
-            half = (v * token_unit).to(tl.float16)
-            product = tl.dot((t * target_unit).to(tl.float16), tl.trans(half), product)
+            v = _half_rows(tokens, centre, unit, sample, present, columns, N, d, NB, REFERENCE)
+            if REFERENCE:  # gradients, of which nobody knows how large they are
+                own_unit = unit_for(tl.max(tl.max(tl.abs(t), 1), 0))
+                product += tl.dot((t * own_unit).to(tl.float16), tl.trans(v)) / own_unit
+            else:
+                product = tl.dot(t.to(tl.float16), tl.trans(v), product)
 
     if REFERENCE:
-        per_product = 1.0 / length
+        per_product = 1.0 / length / unit
         per_square = tl.load(weights + slice_index) / length
     else:
-        per_product = -2.0 * M / length / (token_unit * target_unit)
+        if not PRECISE:
+            unit *= _unit_of_targets(target_squares, M, NB)
+        per_product = -2.0 * M / length / unit
         per_square = 1.0 / length
     w = product * per_product + square[None, :] * per_square
     # Read once more: gaps would take a tile of registers through the loop, and leave too few.
@@ -145,7 +185,8 @@ def cost_pass(
     factor = per_tau
     if not REFERENCE:
         squared = tl.sum(mean, 0) + tl.load(offset + slice_index)
-        size = tl.sum(square, 0) / length + tl.sum(beside, 0) / M
+        size = tl.sum(square, 0) / length
+        size += tl.sum(tl.load(target_squares + token, mask=token < M, other=0.0), 0) / M
         # Not a number stays what it is.
         distance = tl.sqrt(tl.where(squared <= rounding * size, 0.0, squared))
         inverse = tl.where(squared > rounding * size, 0.5 / distance, 0.0)
@@ -169,6 +210,7 @@ def ranked_pass(
     tokens,
     centre,
     squares,
+    largest,
     grad,
     half_inverse,
     out,
@@ -189,54 +231,73 @@ def ranked_pass(
 ):
     """Write sums over the sets of what comes back to targets, ``(parts, L, M, d)``, and to the offset, ``(parts, L)``.
 
-    For a reference: its softly sorted points ``(1, L, M, d)``, divided by their number, and the mean of their squared
-    norms.
+    For a reference: its softly sorted points ``(1, L, M, d)``, over their number (in half precision and in a unit of
+    their own, unless ``PRECISE``), and the mean of their squared norms.
     """
     part = tl.program_id(0).to(tl.int64)
     slice_index = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(2) * DB + tl.arange(0, DB)
     row = tl.arange(0, NB)
+    first = part * each
+    last = tl.minimum(first + each, B)
+    unit = 1.0
+    top = 1.0
+    if not PRECISE:
+        unit = unit_for(tl.load(largest))
+        if not REFERENCE:
+            found = tl.zeros((NB,), dtype=tl.float32)
+            for start in range(first, last, NB):
+                at = (start + row.to(tl.int64)) * L + slice_index
+                read = start + row < last
+                g = tl.load(grad + at, mask=read, other=0.0) * tl.load(half_inverse + at, mask=read, other=0.0)
+                found = tl.maximum(found, tl.abs(g))
+            top = tl.maximum(tl.max(found, 0), 1e-30)
+    # What weights are multiplied by, to be numbers of half precision.
+    per_weight = 1.0 / top if PRECISE else WEIGHT_UNIT / top
     acc = tl.zeros((NB, DB), dtype=tl.float32)
     total = 0.0
     rank = row
-    for sample in range(part * each, tl.minimum(part * each + each, B)):
+    for sample in range(first, last):
         line = sample * L + slice_index
         p, present, length = _load_set(projections, mask, line, sample, N, NB, HAS_MASK)
-        v = _token_rows(tokens, centre, sample, present, columns, N, d, NB)
         if REFERENCE:
             gap = p[:, None] - p[None, :]
             pair = present[:, None] & present[None, :]
             rank = tl.sum((_precedes(gap, NB) & pair).to(tl.int32), 1)
             kernel = tl.where(pair, decayed(gap * rate), 0.0)
-            weight = kernel / tl.maximum(tl.sum(kernel, 1), 1.0)[:, None]
-            factor = 1.0 / M
+            weight = kernel * (per_weight / tl.maximum(tl.sum(kernel, 1), 1.0))[:, None]
             square = tl.load(squares + row, mask=present, other=0.0)
-            total += tl.sum(tl.sum(weight * square[None, :], 1), 0) / M
+            total += tl.sum(tl.sum(weight * square[None, :], 1), 0) / (per_weight * M)
         else:
-            s = tl.load(ordered + line * N + row, mask=row < length, other=0.0)
-            c = tl.load(scale + line * N + row, mask=row < length, other=0.0)
-            gap = s[:, None] - p[None, :]
-            weight = tl.where(present[None, :], decayed(gap * rate), 0.0) * c[:, None]
             g = tl.load(grad + line) * tl.load(half_inverse + line)
             total += g
-            factor = -2.0 * g
+            s = tl.load(ordered + line * N + row, mask=row < length, other=0.0)
+            c = tl.load(scale + line * N + row, mask=row < length, other=0.0) * (g * per_weight)
+            # Tokens that are absent are rows of zeros, whatever their weight.
+            weight = decayed((s[:, None] - p[None, :]) * rate) * c[:, None]
             if MIXED:
                 # In units of 1/(length · M) of the mass all edges are integers, so overlaps are exact.
                 from_left = tl.maximum((row * length)[:, None], (row * M)[None, :])
                 to_right = tl.minimum((row * length + length)[:, None], (row * M + M)[None, :])
                 share = tl.maximum(to_right - from_left, 0).to(tl.float32) / length
-                share, left_over = split(tl.where((row < M)[:, None] & (row < length)[None, :], share, 0.0))
-                half = (weight * WEIGHT_UNIT).to(tl.float16)
-                weight = tl.dot(left_over, half, tl.dot(share, half)) / WEIGHT_UNIT
+                share = tl.where((row < M)[:, None] & (row < length)[None, :], share, 0.0)
+                if PRECISE:
+                    weight = tl.dot(share, weight, input_precision="tf32x3")
+                else:
+                    high, low = split(share)
+                    half = weight.to(tl.float16)
+                    weight = tl.dot(low, half, tl.dot(high, half))
         if PRECISE:
-            acc += factor * tl.dot(weight, v, input_precision="tf32x3")
+            v = _token_rows(tokens, centre, sample, present, columns, N, d, NB)
+            acc = tl.dot(weight, v, acc, input_precision="tf32x3")
         else:
-            square = tl.load(squares + sample * N + row, mask=present, other=0.0)
-            unit = _unit_for(tl.max(square, 0))
-            met = tl.dot((weight * WEIGHT_UNIT).to(tl.float16), (v * unit).to(tl.float16))
-            acc += (factor / (WEIGHT_UNIT * unit)) * met
+            v = _half_rows(tokens, centre, unit, sample, present, columns, N, d, NB, REFERENCE)
+            acc = tl.dot(weight.to(tl.float16), v, acc)
+    factor = (1.0 / M if REFERENCE else -2.0) / (per_weight * unit)
+    if REFERENCE and not PRECISE:
+        factor *= _unit_of_targets(squares, M, NB)
     at = ((part * L + slice_index) * M + rank)[:, None] * d + columns[None, :]
-    tl.store(out + at, acc, mask=(row < M)[:, None] & (columns < d)[None, :])
+    tl.store(out + at, (acc * factor).to(out.dtype.element_ty), mask=(row < M)[:, None] & (columns < d)[None, :])
     if tl.program_id(2) == 0:
         tl.store(out_offset + part * L + slice_index, total)
 
@@ -248,6 +309,7 @@ def back_pass(
     tokens,
     centre,
     targets,
+    target_squares,
     weights,
     out,
     B,
@@ -262,6 +324,7 @@ def back_pass(
     HAS_MASK: tl.constexpr,
     MIXED: tl.constexpr,
     REFERENCE: tl.constexpr,
+    PRECISE: tl.constexpr,
 ):
     """Write what comes back to the tokens other than by their projections, ``(parts, B, N, d)``: each part some slices.
 
@@ -271,6 +334,9 @@ def back_pass(
     part = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(2) * DB + tl.arange(0, DB)
     token = tl.arange(0, NB)
+    unit = 1.0
+    if not PRECISE and not REFERENCE:
+        unit = _unit_of_targets(target_squares, M, NB)
     acc = tl.zeros((NB, DB), dtype=tl.float32)
     taken = tl.zeros((NB,), dtype=tl.float32)
     for slice_index in range(part * each, tl.minimum(part * each + each, L)):
@@ -287,7 +353,14 @@ def back_pass(
         per_square = w / length
         per_product = 1.0 / length if REFERENCE else -2.0 * w * M / length
         t = _rows_at(targets, slice_index, rank, present, columns, length, M, d, MIXED)
-        acc += per_product * tl.dot(kernel, t, input_precision="tf32x3")
+        if PRECISE:
+            acc += per_product * tl.dot(kernel, t, input_precision="tf32x3")
+        else:
+            if REFERENCE:
+                unit = unit_for(tl.max(tl.max(tl.abs(t), 1), 0))
+                t *= unit
+            sent = tl.dot((kernel * WEIGHT_UNIT).to(tl.float16), t.to(tl.float16))
+            acc += per_product / (WEIGHT_UNIT * unit) * sent
         taken += per_square * tl.sum(kernel, 1)
     exists = token < N
     if HAS_MASK:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cswe.ops.kernels.cuda_pairs import back_pass, cost_pass, ranked_pass
+from cswe.ops.kernels.cuda_pairs import back_pass, cost_pass, halve_pass, ranked_pass
 from cswe.ops.kernels.cuda_prepare import needs_both_parts
 from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 
@@ -17,15 +17,21 @@ ENOUGH_PROGRAMS = 512
 """Programs that keep a large GPU busy: each has a whole tile to work on."""
 
 
-def fits(tokens: Tensor, reference: Tensor) -> bool:
+MOST_IN_FULL = 32
+"""The same where products need full precision and ranks meet several targets: beyond it registers do not suffice."""
+
+
+def fits(tokens: Tensor, reference: Tensor, is_masked: bool) -> bool:
     """Whether sets ``(B, N, d)`` and a reference ``(M, d)`` are small enough for a tile."""
-    return max(tokens.shape[1], reference.shape[0]) <= MOST
+    (_, count, width), targets = tokens.shape, reference.shape[0]
+    in_full = (is_masked or count != targets) and needs_both_parts(count, width)
+    return max(count, targets) <= (min(MOST, MOST_IN_FULL) if in_full else MOST)
 
 
 def _tile(count: int, targets: int) -> tuple[int, int]:
     """Choose the side of the tile, and the warps that share it."""
     side = max(16, power_of_two(max(count, targets)))
-    return side, {16: 1, 32: 2, 64: 4}.get(side, 8)
+    return side, {16: 1, 32: 2, 64: 4}.get(side, 16)
 
 
 def _columns(width: int, most: int) -> int:
@@ -46,6 +52,10 @@ class Sets(NamedTuple):
     """Subtracted from every token, ``(d,)``."""
     squares: Tensor
     """Squared norms of the centred tokens, ``(B, N)``."""
+    largest: Tensor
+    """The largest number among the centred tokens."""
+    halves: Tensor | None
+    """Centred tokens in half precision, or ``None`` where they need to be more precise."""
     tau: float
 
     @property
@@ -62,10 +72,26 @@ class Sets(NamedTuple):
         """Decays are powers of two on the GPU."""
         return 1 / (self.tau * log(2))
 
-    @property
-    def precise(self) -> bool:
-        """Whether rounding to half precision could be seen: it is random, and many products hide it."""
-        return self.mask is not None or needs_both_parts(self.projections.shape[2], self.tokens.shape[-1])
+
+def as_sets(
+    projections: Tensor,
+    mask: Tensor | None,
+    tokens: Tensor,
+    centre: Tensor,
+    squares: Tensor,
+    largest: Tensor,
+    tau: float,
+) -> Sets:
+    """Put sets together, with their tokens in half precision where rounding at random cannot be seen."""
+    batch, count, width = tokens.shape
+    halves = None
+    if not needs_both_parts(count, width):
+        halves = torch.empty(tokens.shape, dtype=torch.float16, device=tokens.device)
+        rows, columns = batch * count, min(256, power_of_two(width))
+        halve_pass[(cdiv(rows, 16), cdiv(width, columns))](
+            tokens, centre, largest, halves, rows, width, ROWS=16, DB=columns, num_warps=4
+        )
+    return Sets(projections, mask, tokens, centre, squares, largest, halves, tau)
 
 
 class Cost(NamedTuple):
@@ -83,37 +109,41 @@ class Cost(NamedTuple):
     """∂D by projections in the order of the tokens, ``(B, L, N)``; empty unless asked for."""
 
 
-def sort_softly(reference: Sets) -> tuple[Tensor, Tensor]:
-    """Give softly sorted points of a reference, each times its mass, ``(L, M, d)``, and their mean square ``(L,)``."""
-    ranked, offset = _ranked(reference, None, reference.sizes[2])
+def sort_softly(reference: Sets, precise: bool) -> tuple[Tensor, Tensor]:
+    """Give softly sorted points of a reference, each times its mass, ``(L, M, d)``, and their mean square ``(L,)``.
+
+    Unless ``precise``, points come in half precision, in a unit of their own.
+    """
+    ranked, offset = _ranked(reference, None, reference.sizes[2], precise)
     return ranked.squeeze(0), offset.squeeze(0)
 
 
 def targets_gradient(sets: Sets, cost: Cost, grad: Tensor, targets: int) -> tuple[Tensor, Tensor]:
     """Give what a gradient of D ``(B, L)`` comes to at the targets ``(L, M, d)`` and at the offset ``(L,)``."""
-    ranked, offset = _ranked(sets, (cost, grad), targets)
+    ranked, offset = _ranked(sets, (cost, grad), targets, sets.halves is None)
     return (ranked.squeeze(0), offset.squeeze(0)) if ranked.shape[0] == 1 else (ranked.sum(0), offset.sum(0))
 
 
-def _ranked(sets: Sets, returned: tuple[Cost, Tensor] | None, targets: int) -> tuple[Tensor, Tensor]:
+def _ranked(sets: Sets, returned: tuple[Cost, Tensor] | None, targets: int, precise: bool) -> tuple[Tensor, Tensor]:
     batch, slices, count, width = sets.sizes
     side, warps = _tile(count, targets)
-    precise = returned is None or sets.precise
-    columns = _columns(width, 32 if precise else 128)
+    columns = _columns(width, 32 if precise else 128 if returned is None else 256)
     pieces = cdiv(width, columns)
     each = cdiv(batch, max(1, min(batch, ENOUGH_PROGRAMS // (slices * pieces))))
     parts = cdiv(batch, each)
-    ranked = torch.empty((parts, slices, targets, width), dtype=torch.float32, device=sets.tokens.device)
+    dtype = torch.float16 if returned is None and not precise else torch.float32
+    ranked = torch.empty((parts, slices, targets, width), dtype=dtype, device=sets.tokens.device)
     offset = torch.empty((parts, slices), dtype=torch.float32, device=sets.tokens.device)
     unread = sets.squares
     ordered, scale, grad, half_inverse = (unread,) * 4
     if returned is not None:
         (_, half_inverse, ordered, scale, _), grad = returned
     ranked_pass[(parts, slices, pieces)](
-        sets.projections, ordered, scale, unread if sets.mask is None else sets.mask, sets.tokens, sets.centre,
-        sets.squares, grad, half_inverse, ranked, offset, batch, slices, count, targets, width, sets.rate, each,
+        sets.projections, ordered, scale, unread if sets.mask is None else sets.mask,
+        sets.tokens if sets.halves is None else sets.halves, sets.centre, sets.squares, sets.largest,
+        grad, half_inverse, ranked, offset, batch, slices, count, targets, width, sets.rate, each,
         NB=side, DB=columns, HAS_MASK=sets.mask is not None, MIXED=sets.mixes(targets), REFERENCE=returned is None,
-        PRECISE=precise, num_warps=warps,
+        PRECISE=precise, num_warps=warps, num_stages=1,
     )  # fmt: skip
     return ranked, offset
 
@@ -129,16 +159,16 @@ def cost_of(sets: Sets, targets: Tensor, offset: Tensor, target_squares: Tensor,
     distance, half_inverse = pair.unbind()
     ordered, scale, slope = (*lines.unbind(), lines.new_empty((0,)))[:3]
     cost = Cost(distance, half_inverse, ordered, scale, slope)
-    _cost(sets, targets, target_squares, offset, offset, cost, is_reference=False, with_slope=with_slope)
+    _cost(sets, targets, target_squares, offset, offset, cost, sets.halves is None, with_slope=with_slope)
     return cost
 
 
-def slope_of_reference(reference: Sets, at_targets: Tensor, at_offset: Tensor) -> Tensor:
+def slope_of_reference(reference: Sets, at_targets: Tensor, at_offset: Tensor, precise: bool) -> Tensor:
     """Give what comes back to the projections of a reference, ``(L, M)``, from what :func:`sort_softly` gave."""
     slope = torch.empty_like(reference.projections)
     unread = reference.squares
     cost = Cost(unread, unread, unread, unread, slope)
-    _cost(reference, at_targets, unread, at_offset, unread, cost, is_reference=True, with_slope=True)
+    _cost(reference, at_targets, unread, at_offset, unread, cost, precise, is_reference=True)
     return slope.squeeze(0)
 
 
@@ -149,22 +179,31 @@ def _cost(
     weights: Tensor,
     offset: Tensor,
     cost: Cost,
-    is_reference: bool,
-    with_slope: bool,
+    precise: bool,
+    is_reference: bool = False,
+    with_slope: bool = True,
 ) -> None:
     batch, slices, count, width = sets.sizes
-    met, precise = targets.shape[1], is_reference or sets.precise
+    met = targets.shape[1]
     side, warps = _tile(count, met)
     cost_pass[(batch * slices,)](
-        sets.projections, sets.squares if sets.mask is None else sets.mask, sets.tokens, sets.centre, sets.squares,
+        sets.projections, sets.squares if sets.mask is None else sets.mask,
+        sets.tokens if sets.halves is None else sets.halves, sets.centre, sets.squares, sets.largest,
         targets, target_squares, weights, offset, *cost, slices, count, met, width, sets.rate, 1 / sets.tau,
         4 * torch.finfo(torch.float32).eps, NB=side, DB=_columns(width, 32 if precise else 64),
         HAS_MASK=sets.mask is not None, MIXED=sets.mixes(met), REFERENCE=is_reference, PRECISE=precise,
-        SLOPE=with_slope, num_warps=warps,
+        SLOPE=with_slope, num_warps=warps, num_stages=2,
     )  # fmt: skip
 
 
-def back_to_tokens(sets: Sets, targets: Tensor, weights: Tensor, is_reference: bool = False) -> Tensor:
+def back_to_tokens(
+    sets: Sets,
+    targets: Tensor,
+    target_squares: Tensor,
+    weights: Tensor,
+    precise: bool,
+    is_reference: bool = False,
+) -> Tensor:
     """Give what comes back to the tokens other than by their projections, ``(B, N, d)``.
 
     ``weights`` are the gradients of D² ``(B, L)``; for a reference those of its offset, and ``targets`` those of its
@@ -173,14 +212,15 @@ def back_to_tokens(sets: Sets, targets: Tensor, weights: Tensor, is_reference: b
     batch, slices, count, width = sets.sizes
     met = targets.shape[1]
     side, warps = _tile(count, met)
-    columns = _columns(width, 32)
+    columns = _columns(width, 32 if precise else 128)
     pieces = cdiv(width, columns)
     each = cdiv(slices, max(1, min(slices, ENOUGH_PROGRAMS // (batch * pieces))))
     parts = cdiv(slices, each)
     result = torch.empty((parts, batch, count, width), dtype=torch.float32, device=targets.device)
     back_pass[(batch, parts, pieces)](
-        sets.projections, sets.squares if sets.mask is None else sets.mask, sets.tokens, sets.centre, targets, weights,
-        result, batch, slices, count, met, width, sets.rate, each, NB=side, DB=columns, HAS_MASK=sets.mask is not None,
-        MIXED=sets.mixes(met), REFERENCE=is_reference, num_warps=warps,
+        sets.projections, sets.squares if sets.mask is None else sets.mask, sets.tokens, sets.centre, targets,
+        target_squares, weights, result, batch, slices, count, met, width, sets.rate, each, NB=side, DB=columns,
+        HAS_MASK=sets.mask is not None, MIXED=sets.mixes(met), REFERENCE=is_reference, PRECISE=precise, num_warps=warps,
+        num_stages=1,
     )  # fmt: skip
     return result.squeeze(0) if parts == 1 else result.sum(0)

@@ -1,4 +1,4 @@
-"""D of small sets in one step of autograd, on a GPU: nine launches of ours, forward and backward."""
+"""D of small sets in one step of autograd, on a GPU: ten launches of ours, forward and backward."""
 
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from cswe.ops.kernels.cuda_project import centre_of, project, slices_gradient
 from cswe.ops.kernels.cuda_small import (
     Cost,
     Sets,
+    as_sets,
     back_to_tokens,
     cost_of,
     slope_of_reference,
@@ -40,13 +41,13 @@ class Found(NamedTuple):
 def forward(tokens: Tensor, reference: Tensor, slices: Tensor, options: Options) -> tuple[Tensor, Found]:
     """Give D ``(B, L)``, and what the way back needs."""
     centre, directions, mask = centre_of(reference), directions_of(slices), options.mask
-    projections, squares, _ = project(tokens, mask, centre, directions.unit_length)
+    projections, squares, largest = project(tokens, mask, centre, directions.unit_length)
     directions = in_units(directions, projections, options)
-    sets = Sets(projections, mask, tokens, centre, squares, options.tau)
+    sets = as_sets(projections, mask, tokens, centre, squares, largest, options.tau)
     points = reference.unsqueeze(0)
-    along, point_squares, _ = project(points, None, centre, directions.scaled)
-    only = Sets(along, None, points, centre, point_squares, options.tau)
-    targets, offset = sort_softly(only)
+    along, point_squares, largest = project(points, None, centre, directions.scaled)
+    only = Sets(along, None, points, centre, point_squares, largest, None, options.tau)
+    targets, offset = sort_softly(only, precise=sets.halves is None)
     to_tokens, _, to_slices = options.wanted
     cost = cost_of(sets, targets, offset, point_squares, with_slope=to_tokens or to_slices)
     return cost.distance, Found(directions, sets, only, targets, cost)
@@ -57,13 +58,15 @@ def backward(found: Found, wanted: Wanted, given: Tensor) -> tuple[Tensor | None
     """Give the gradients of tokens, reference and slices, those that are wanted."""
     directions, sets, reference, targets, cost = found
     to_tokens, to_reference, to_slices = wanted
-    grad = given.contiguous()
+    grad, precise = given.contiguous(), sets.halves is None
     at_reference = at_scaled = at_tokens = at_slices = None
     if to_reference or to_slices:
         at_targets, at_offset = targets_gradient(sets, cost, grad, targets.shape[1])
-        at_points = slope_of_reference(reference, at_targets, at_offset)
+        at_points = slope_of_reference(reference, at_targets, at_offset, precise)
         if to_reference:
-            at_reference = back_to_tokens(reference, at_targets, at_offset, is_reference=True).squeeze(0)
+            at_reference = back_to_tokens(
+                reference, at_targets, reference.squares, at_offset, precise, is_reference=True
+            ).squeeze(0)
             at_reference = at_reference.addmm_(at_points.T, directions.scaled)
         at_scaled = at_points @ (reference.tokens.squeeze(0) - reference.centre)
     if to_tokens or to_slices:
@@ -73,6 +76,6 @@ def backward(found: Found, wanted: Wanted, given: Tensor) -> tuple[Tensor | None
         at_scaled += slices_gradient(at_projections, sets.tokens, sets.mask, sets.centre)
         at_slices = directions.back(at_scaled)
     if to_tokens:
-        at_centred = back_to_tokens(sets, targets, grad * cost.half_inverse)
+        at_centred = back_to_tokens(sets, targets, reference.squares, grad * cost.half_inverse, precise)
         at_tokens = back_through_projections(at_centred, at_projections, directions, sets.mask).to(sets.tokens.dtype)
     return at_tokens, at_reference, at_slices
