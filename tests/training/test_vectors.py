@@ -112,7 +112,7 @@ def test_memory_is_flat_while_input_grows_tenfold(tmp_path, monkeypatch, suffix)
         count: TokenStore.create(tmp_path / str(count), items(count), classes=["a"], shard_bytes=2**17)
         for count in (800, 8_000)
     }
-    model = Model(Facts(recipe("digits", slices=256).with_(pool="moments"), stores[800].spec, 0, 1))
+    model = Model(Facts(recipe("digits", slices=1024).with_(pool="moments"), stores[800].spec, 0, 1))
     peaks = {}
     for count, store in [(800, stores[800]), *stores.items()]:  # the first one warms up
         peak = 0
@@ -126,8 +126,8 @@ def test_memory_is_flat_while_input_grows_tenfold(tmp_path, monkeypatch, suffix)
 
         assert embed(model, Watched(store), tmp_path / f"out.{suffix}") == count
         peaks[count] = peak
-    # All vectors are 8,000 · 1,024 · 4 bytes = 33 MB, all tokens 0.5 MB.
-    assert peaks[8_000] - peaks[800] < 12e6
+    # All vectors are 8,000 · 4,096 · 4 bytes = 131 MB, all tokens 0.5 MB; the allocator keeps some tens of them.
+    assert peaks[8_000] - peaks[800] < 60e6
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
