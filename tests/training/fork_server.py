@@ -18,6 +18,8 @@ from cswe.cli import main
 
 
 def child(arguments, environment, told):
+    # Whoever started the tests in the background has them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(environment)
     sys.stdout = io.StringIO()
     sys.stderr = open(told, "w", encoding="utf-8")  # noqa: SIM115
