@@ -329,6 +329,8 @@ def targets_passes(
     each, buffers = _partial_sums(blocks[0][1], programs, slices * rows * width * len(blocks))
     make = torch.zeros if ragged else torch.empty
     partial = make((buffers * len(blocks), slices, rows, width), dtype=torch.float32, device=grad.device)
+    # Two parts take twice the shared memory, of which smaller GPUs have 99 KiB: they are fetched less far ahead.
+    stages = min(tuning.target_stages, 3) if precise else tuning.target_stages
     used = 0
     for start, stop in blocks:
         block, own, own_scale = problem.samples(start, stop), parts.samples(start, stop), scale[start:stop]
@@ -350,7 +352,7 @@ def targets_passes(
                 block.points, block.order, own_scale, own.tokens, low, grad[start:stop], largest,
                 states.high, states.low, states.mass, here,
                 stop - start, slices, count, width, _rate(problem), each,
-                HAS_LOW=has_low, STAGES=tuning.target_stages, num_warps=tuning.target_warps,
+                HAS_LOW=has_low, STAGES=stages, num_warps=tuning.target_warps,
                 maxnreg=tuning.target_registers, **shared,
             )  # fmt: skip
     return _collect(problem, grad, parts, partial[:used])
