@@ -276,11 +276,11 @@ def ranked_pass(
             # Tokens that are absent are rows of zeros, whatever their weight.
             weight = decayed((s[:, None] - p[None, :]) * rate) * c[:, None]
             if MIXED:
-                # In units of 1/(length · M) of the mass all edges are integers, so overlaps are exact.
+                # In units of 1/(length · M) of the mass all edges are integers, so overlaps are exact. Ranks behind the
+                # last have no weight, targets behind the last are not written.
                 from_left = tl.maximum((row * length)[:, None], (row * M)[None, :])
                 to_right = tl.minimum((row * length + length)[:, None], (row * M + M)[None, :])
                 share = tl.maximum(to_right - from_left, 0).to(tl.float32) / length
-                share = tl.where((row < M)[:, None] & (row < length)[None, :], share, 0.0)
                 if PRECISE:
                     weight = tl.dot(share, weight, input_precision="tf32x3")
                 else:
