@@ -8,7 +8,6 @@ deterministic mode needs no other code.
 """
 
 from collections.abc import Iterator
-from math import log
 from typing import NamedTuple
 
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor
 from cswe.ops.kernels import cuda_ranks, scan
 from cswe.ops.kernels.cuda_fused import chunk_pass, ties_pass
 from cswe.ops.kernels.cuda_prepare import Halves, halves, needs_both_parts, terms_of
-from cswe.ops.kernels.cuda_rows import on_device_of
+from cswe.ops.kernels.cuda_rows import on_device_of, rate_of
 from cswe.ops.kernels.cuda_scalars import normaliser_pass, slope_pass
 from cswe.ops.kernels.cuda_shared_states import shared_states_pass
-from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
+from cswe.ops.kernels.cuda_sizes import cdiv, in_parts, power_of_two
 from cswe.ops.kernels.cuda_states import states_pass
 from cswe.ops.kernels.cuda_targets import collect_targets, ragged_targets_pass, targets_pass
 from cswe.ops.kernels.cuda_tokens import tokens_pass
@@ -102,8 +101,7 @@ def _contiguous(problem: Problem) -> Problem:
 
 
 def _rate(problem: Problem) -> float:
-    """Decays are powers of two on the GPU."""
-    return 1 / (problem.tau * log(2))
+    return rate_of(problem.tau)
 
 
 def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
@@ -373,8 +371,7 @@ def _collect(problem: Problem, grad: Tensor, parts: Halves, partial: Tensor) -> 
 def _partial_sums(items: int, programs: int, numbers: int) -> tuple[int, int]:
     """How many items one program takes in turn, and how many buffers of so many numbers that makes."""
     buffers = min(items, max(1, PARTIAL_BYTES // (4 * numbers)), cdiv(ENOUGH_PROGRAMS, programs))
-    each = cdiv(items, buffers)
-    return each, cdiv(items, each)
+    return in_parts(items, buffers)
 
 
 def _tokens_gradient(problem: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:

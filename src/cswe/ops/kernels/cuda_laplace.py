@@ -1,14 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Sums against the Laplace kernel on sorted points in Triton: what ``cswe.ops.laplace`` does in plain torch."""
 
-from math import log
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from cswe.ops.kernels.cuda_rows import decayed, on_device_of
+from cswe.ops.kernels.cuda_rows import decayed, on_device_of, rate_of
 from cswe.ops.kernels.cuda_scan import apart
 from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 
@@ -87,6 +85,6 @@ def plain_and_signed_sums(points: Tensor, values: Tensor, tau: float) -> tuple[T
         with on_device_of(points):
             # All ranks of a column in one thread: scans need no exchange.
             _sums[(rows, cdiv(width, columns))](
-                points, values, plain, signed, count, width, 1 / (tau * log(2)), NB=8, DB=columns, num_warps=1
+                points, values, plain, signed, count, width, rate_of(tau), NB=8, DB=columns, num_warps=1
             )
     return plain, signed

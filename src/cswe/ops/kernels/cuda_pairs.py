@@ -16,22 +16,29 @@ to it has the form of S again, with gradients for targets.
 import triton
 import triton.language as tl
 
-from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, mixed_targets, split
+from cswe.ops.kernels.cuda_prepare import TOKEN_BITS
+from cswe.ops.kernels.cuda_project import root_of
+from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, mixed_targets, sign_of, split, unit_for
 
-TOKEN_BITS = tl.constexpr(12.0)
-"""Where half precision is enough, the largest number is scaled to 2¹²."""
+
+@triton.jit
+def _present(mask, sample, N, NB: tl.constexpr, HAS_MASK: tl.constexpr):
+    """Say which tokens of a set there are."""
+    token = tl.arange(0, NB)
+    present = token < N
+    if HAS_MASK:
+        present = present & (tl.load(mask + sample * N + token, mask=present, other=0) != 0)
+    return present
 
 
 @triton.jit
 def _load_set(projections, mask, line, sample, N, NB: tl.constexpr, HAS_MASK: tl.constexpr):
     """Give the projections of a set, which of its tokens there are, and how many."""
-    token = tl.arange(0, NB)
-    present = token < N
+    present = _present(mask, sample, N, NB, HAS_MASK)
     length = N
     if HAS_MASK:
-        present = present & (tl.load(mask + sample * N + token, mask=present, other=0) != 0)
         length = tl.sum(present.to(tl.int32), 0)
-    return tl.load(projections + line * N + token, mask=present, other=0.0), present, length
+    return tl.load(projections + line * N + tl.arange(0, NB), mask=present, other=0.0), present, length
 
 
 @triton.jit
@@ -76,28 +83,11 @@ def _rows_at(targets, slice_index, rank, present, columns, length, M, d, MIXED: 
 
 
 @triton.jit
-def unit_for(largest):
-    """Give the power of two that brings the largest of some numbers to 2¹² at most."""
-    return tl.exp2(tl.floor(-tl.log2(tl.maximum(largest, 1e-30)) + TOKEN_BITS))
-
-
-@triton.jit
 def _unit_of_targets(target_squares, M, NB: tl.constexpr):
     """Give the unit in which targets are stored in half precision: sorted points are no longer than the longest."""
     point = tl.arange(0, NB)
-    return unit_for(tl.sqrt(tl.max(tl.load(target_squares + point, mask=point < M, other=0.0), 0))) * M
-
-
-@triton.jit
-def halve_pass(tokens, centre, largest, out, count, d, ROWS: tl.constexpr, DB: tl.constexpr):
-    """Write centred tokens in half precision, in the unit that the largest number among them asks for."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(1) * DB + tl.arange(0, DB)
-    at = row[:, None] * d + columns[None, :]
-    read = (row < count)[:, None] & (columns < d)[None, :]
-    rows = tl.load(tokens + at, mask=read, other=0.0).to(tl.float32)
-    rows -= tl.load(centre + columns, mask=columns < d, other=0.0)[None, :]
-    tl.store(out + at, (rows * unit_for(tl.load(largest))).to(tl.float16), mask=read)
+    longest = tl.sqrt(tl.max(tl.load(target_squares + point, mask=point < M, other=0.0), 0))
+    return unit_for(longest, TOKEN_BITS) * M
 
 
 @triton.jit
@@ -134,7 +124,7 @@ def cost_pass(
 ):
     """Write, for a set and a slice, D and 1/2D, projections and 1/Z by rank, and the slope of D by projections.
 
-    Unless ``PRECISE``, ``tokens`` are those of :func:`halve_pass` (a reference's are as they come), and ``targets``
+    Unless ``PRECISE``, ``tokens`` are in half precision (a reference's are as they come), and ``targets``
     those of :func:`ranked_pass`.
 
     For a reference, instead, the slope of ``Σ_r ⟨T_r, y_r⟩ + w ‖y_r‖²`` over its sorted points, over their number: T
@@ -150,7 +140,7 @@ def cost_pass(
     square = tl.load(squares + sample * N + token, mask=present, other=0.0)
     unit = 1.0
     if not PRECISE:
-        unit = unit_for(tl.load(largest))
+        unit = unit_for(tl.load(largest), TOKEN_BITS)
 
     product = tl.zeros((NB, NB), dtype=tl.float32)
     for start in range(0, d, DB):
@@ -162,7 +152,7 @@ def cost_pass(
         else:
             v = _half_rows(tokens, centre, unit, sample, present, columns, N, d, NB, REFERENCE)
             if REFERENCE:  # gradients, of which nobody knows how large they are
-                own_unit = unit_for(tl.max(tl.max(tl.abs(t), 1), 0))
+                own_unit = unit_for(tl.max(tl.max(tl.abs(t), 1), 0), TOKEN_BITS)
                 product += tl.dot((t * own_unit).to(tl.float16), tl.trans(v)) / own_unit
             else:
                 product = tl.dot(t.to(tl.float16), tl.trans(v), product)
@@ -187,17 +177,14 @@ def cost_pass(
         squared = tl.sum(mean, 0) + tl.load(offset + slice_index)
         size = tl.sum(square, 0) / length
         size += tl.sum(tl.load(target_squares + token, mask=token < M, other=0.0), 0) / M
-        # Not a number stays what it is.
-        distance = tl.sqrt(tl.where(squared <= rounding * size, 0.0, squared))
-        inverse = tl.where(squared > rounding * size, 0.5 / distance, 0.0)
+        distance, inverse = root_of(squared, rounding * size)
         tl.store(root + line, distance)
         tl.store(half_inverse + line, inverse)
         tl.store(ordered + line * N + rank, p, mask=present)
         tl.store(scale + line * N + rank, c, mask=present)
         factor = per_tau * inverse
     if SLOPE:
-        sign = tl.where(gap > 0, 1.0, 0.0) - tl.where(gap < 0, 1.0, 0.0)
-        moved = kernel * sign * (c[:, None] * (w - mean[:, None]))
+        moved = kernel * sign_of(gap) * (c[:, None] * (w - mean[:, None]))
         tl.store(slope + line * N + token, (tl.sum(moved, 0) - tl.sum(moved, 1)) * factor, mask=token < N)
 
 
@@ -243,7 +230,7 @@ def ranked_pass(
     unit = 1.0
     top = 1.0
     if not PRECISE:
-        unit = unit_for(tl.load(largest))
+        unit = unit_for(tl.load(largest), TOKEN_BITS)
         if not REFERENCE:
             found = tl.zeros((NB,), dtype=tl.float32)
             for start in range(first, last, NB):
@@ -357,14 +344,12 @@ def back_pass(
             acc += per_product * tl.dot(kernel, t, input_precision="tf32x3")
         else:
             if REFERENCE:
-                unit = unit_for(tl.max(tl.max(tl.abs(t), 1), 0))
+                unit = unit_for(tl.max(tl.max(tl.abs(t), 1), 0), TOKEN_BITS)
                 t *= unit
             sent = tl.dot((kernel * WEIGHT_UNIT).to(tl.float16), t.to(tl.float16))
             acc += per_product / (WEIGHT_UNIT * unit) * sent
         taken += per_square * tl.sum(kernel, 1)
-    exists = token < N
-    if HAS_MASK:
-        exists = exists & (tl.load(mask + sample * N + token, mask=exists, other=0) != 0)
+    exists = _present(mask, sample, N, NB, HAS_MASK)
     acc += 2.0 * taken[:, None] * _token_rows(tokens, centre, sample, exists, columns, N, d, NB)
     at = ((part * B + sample) * N + token)[:, None] * d + columns[None, :]
     tl.store(out + at, acc, mask=(token < N)[:, None] & (columns < d)[None, :])

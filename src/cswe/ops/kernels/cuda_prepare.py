@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cswe.ops.kernels.cuda_rows import mixed_targets, split
+from cswe.ops.kernels.cuda_rows import mixed_targets, split, unit_for
 from cswe.ops.kernels.cuda_sizes import cdiv
 from cswe.ops.kernels.problem import Problem
 
@@ -51,9 +51,9 @@ def _units(largest_token, largest_target, centre, units, d, DB: tl.constexpr):
         part = tl.load(centre + at, mask=at < d, other=0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(part), 0))
     bound = tl.load(largest_token).to(tl.float32) + largest
-    per_token = tl.exp2(tl.floor(-tl.log2(tl.maximum(bound, 1e-20)) + TOKEN_BITS))
+    per_token = unit_for(bound, TOKEN_BITS)
     bound = tl.load(largest_target).to(tl.float32)
-    per_target = tl.exp2(tl.floor(-tl.log2(tl.maximum(bound, 1e-20)) + TARGET_BITS))
+    per_target = unit_for(bound, TARGET_BITS)
     tl.store(units, 1 / (per_target * per_token))
     tl.store(units + 1, per_target)
     tl.store(units + 2, per_token)
@@ -61,10 +61,23 @@ def _units(largest_token, largest_target, centre, units, d, DB: tl.constexpr):
 
 @triton.jit
 def _split_tokens(
-    tokens, centre, units, high, low, count, d, ROWS: tl.constexpr, DB: tl.constexpr, HAS_LOW: tl.constexpr
+    tokens,
+    centre,
+    scaling,
+    high,
+    low,
+    count,
+    d,
+    ROWS: tl.constexpr,
+    DB: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    BY_LARGEST: tl.constexpr,
 ):
+    """Write centred tokens in one or two parts; ``scaling`` is their unit, or the largest number, which tells it."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    unit = tl.load(units + 2)
+    unit = tl.load(scaling)
+    if BY_LARGEST:
+        unit = unit_for(unit, TOKEN_BITS)
     for start in range(0, d, DB):
         column = start + tl.arange(0, DB)
         read = (row < count)[:, None] & (column < d)[None, :]
@@ -135,8 +148,9 @@ def halves(
         low = torch.empty_like(high) if precise else None
         rows = batch * count
         _split_tokens[(cdiv(rows, 16),)](
-            tokens, centre, units, high, high if low is None else low, rows, width, ROWS=16, DB=128, HAS_LOW=precise
-        )
+            tokens, centre, units[2:], high, high if low is None else low, rows, width, ROWS=16, DB=128,
+            HAS_LOW=precise, BY_LARGEST=False,
+        )  # fmt: skip
     mixed = problem.lengths is not None
     scaled = torch.empty_like(reference) if mixed else reference
     t_high = torch.empty((slices, 0 if mixed else count, width), dtype=torch.float16, device=tokens.device)
@@ -146,6 +160,17 @@ def halves(
             reference, units, t_high, t_low, scaled, count, targets, width, ROWS=4, DB=128, MIXED=mixed, num_warps=1
         )
     return Halves(high, low, t_high, t_low, scaled, units)
+
+
+def halve(tokens: Tensor, centre: Tensor, largest: Tensor) -> Tensor:
+    """Give tokens ``(B, N, d)`` in half precision, centred, in the unit that the largest number of these asks for."""
+    result = torch.empty(tokens.shape, dtype=torch.float16, device=tokens.device)
+    batch, count, width = tokens.shape
+    rows = batch * count
+    _split_tokens[(cdiv(rows, 16),)](
+        tokens, centre, largest, result, result, rows, width, ROWS=16, DB=128, HAS_LOW=False, BY_LARGEST=True
+    )
+    return result
 
 
 def needs_both_parts(count: int, width: int) -> bool:

@@ -124,6 +124,13 @@ def slices_pass(
 
 
 @triton.jit
+def root_of(squared, least):
+    """Give D and 1/2D from D²; both 0 where it is no more than ``least``. Not a number stays what it is."""
+    distance = tl.sqrt(tl.where(squared <= least, 0.0, squared))
+    return distance, tl.where(squared > least, 0.5 / distance, 0.0)
+
+
+@triton.jit
 def root_pass(
     value,
     offset,
@@ -153,11 +160,9 @@ def root_pass(
         squared = tl.load(value + sample * L + at, mask=inside, other=0.0) + tl.load(
             offset + at, mask=inside, other=0.0
         )
-        positive = squared > rounding * size
-        # Not a number stays what it is.
-        distance = tl.sqrt(tl.where(squared <= rounding * size, 0.0, squared))
+        distance, inverse = root_of(squared, rounding * size)
         tl.store(root + sample * L + at, distance, mask=inside)
-        tl.store(half_inverse + sample * L + at, tl.where(positive, 0.5 / distance, 0.0), mask=inside)
+        tl.store(half_inverse + sample * L + at, inverse, mask=inside)
 
 
 def centre_of(reference: Tensor) -> Tensor:

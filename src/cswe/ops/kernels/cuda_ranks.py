@@ -5,16 +5,14 @@ There is little to compute then, and what counts is the number of launches: plai
 and dimensions side by side. The squared norms are one more column of the tokens, met by :math:`-m/2` in the targets.
 """
 
-from math import log
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from cswe.ops.kernels.cuda_rows import decayed
+from cswe.ops.kernels.cuda_rows import decayed, rate_of
 from cswe.ops.kernels.cuda_scan import apart, recurrence
-from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
+from cswe.ops.kernels.cuda_sizes import cdiv, in_parts, power_of_two
 from cswe.ops.kernels.problem import Problem
 
 MOST_RANKS = 1024
@@ -258,7 +256,7 @@ def fits(problem: Problem) -> bool:
 
 def _shared(problem: Problem) -> tuple[int, int, int, float, int]:
     _, slices, count, _, width = problem.sizes
-    return slices, count, width, 1 / (problem.tau * log(2)), cdiv(width + 1, COLUMNS)
+    return slices, count, width, rate_of(problem.tau), cdiv(width + 1, COLUMNS)
 
 
 def targets_gradient(problem: Problem, grad: Tensor, scale: Tensor) -> Tensor:
@@ -292,8 +290,7 @@ def value_and_slope(problem: Problem, scale: Tensor, with_slope: bool) -> tuple[
 def tokens_gradient(problem: Problem, grad: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Give the gradients of the tokens ``(1, N, d)`` and of their squares ``(1, N)``."""
     slices, count, width, rate, blocks = _shared(problem)
-    each = cdiv(slices, MOST_PARTS)
-    parts = cdiv(slices, each)
+    each, parts = in_parts(slices, MOST_PARTS)
     rows = torch.zeros((parts, count, width), dtype=torch.float32, device=scale.device)
     square = torch.zeros((parts, count), dtype=torch.float32, device=scale.device)
     back_pass[(parts, blocks)](

@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+from math import log
 
 import torch
 import triton
@@ -19,6 +20,11 @@ WEIGHT_UNIT = tl.constexpr(1024.0)
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     """Launch kernels on a tensor's device, on its current stream; interpreted ones run on the CPU."""
     return torch.cuda.device_of(tensor) if tensor.is_cuda else contextlib.nullcontext()
+
+
+def rate_of(tau: float) -> float:
+    """Give what distances are multiplied by before :func:`decayed`: decays are powers of two on the GPU."""
+    return 1 / (tau * log(2))
 
 
 @triton.jit
@@ -43,6 +49,12 @@ def sign_of(gap):
         "sub.f32 $0, up, down; }",
         "=f,f", [gap], dtype=tl.float32, is_pure=True, pack=1,
     )  # fmt: skip
+
+
+@triton.jit
+def unit_for(largest, BITS: tl.constexpr):
+    """Give the power of two that brings the largest of some numbers to 2^BITS at most."""
+    return tl.exp2(tl.floor(-tl.log2(tl.maximum(largest, 1e-20)) + BITS))
 
 
 @triton.jit

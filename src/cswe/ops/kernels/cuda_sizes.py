@@ -12,6 +12,18 @@ def cdiv(number: int, size: int) -> int:
     return -(-number // size)
 
 
+def in_parts(items: int, most: int) -> tuple[int, int]:
+    """Cut items into at most so many parts: how many items a part has, and how many parts that makes.
+
+    Examples
+    --------
+    >>> in_parts(10, 4), in_parts(3, 8)
+    ((3, 4), (1, 3))
+    """
+    each = cdiv(items, max(1, min(items, most)))
+    return each, cdiv(items, each)
+
+
 def power_of_two(number: int) -> int:
     """Give the smallest power of two that is not below a number.
 

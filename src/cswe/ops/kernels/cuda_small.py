@@ -1,21 +1,20 @@
 """Small sets on a GPU: what is asked of the passes of :mod:`cswe.ops.kernels.cuda_pairs`."""
 
-from math import log
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cswe.ops.kernels.cuda_pairs import back_pass, cost_pass, halve_pass, ranked_pass
-from cswe.ops.kernels.cuda_prepare import needs_both_parts
-from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
+from cswe.ops.kernels.cuda_pairs import back_pass, cost_pass, ranked_pass
+from cswe.ops.kernels.cuda_prepare import halve, needs_both_parts
+from cswe.ops.kernels.cuda_rows import rate_of
+from cswe.ops.kernels.cuda_sizes import cdiv, in_parts, power_of_two
 
 MOST = 128
 """Tokens of a set, and points of the reference."""
 
 ENOUGH_PROGRAMS = 512
 """Programs that keep a large GPU busy: each has a whole tile to work on."""
-
 
 MOST_IN_FULL = 32
 """The same where products need full precision and ranks meet several targets: beyond it registers do not suffice."""
@@ -69,8 +68,18 @@ class Sets(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Decays are powers of two on the GPU."""
-        return 1 / (self.tau * log(2))
+        """What distances are multiplied by."""
+        return rate_of(self.tau)
+
+    @property
+    def read_mask(self) -> Tensor:
+        """The mask, or something to point to where none is read."""
+        return self.squares if self.mask is None else self.mask
+
+    @property
+    def rows(self) -> Tensor:
+        """Tokens as products take them."""
+        return self.tokens if self.halves is None else self.halves
 
 
 def as_sets(
@@ -83,14 +92,8 @@ def as_sets(
     tau: float,
 ) -> Sets:
     """Put sets together, with their tokens in half precision where rounding at random cannot be seen."""
-    batch, count, width = tokens.shape
-    halves = None
-    if not needs_both_parts(count, width):
-        halves = torch.empty(tokens.shape, dtype=torch.float16, device=tokens.device)
-        rows, columns = batch * count, min(256, power_of_two(width))
-        halve_pass[(cdiv(rows, 16), cdiv(width, columns))](
-            tokens, centre, largest, halves, rows, width, ROWS=16, DB=columns, num_warps=4
-        )
+    _, count, width = tokens.shape
+    halves = None if needs_both_parts(count, width) else halve(tokens, centre, largest)
     return Sets(projections, mask, tokens, centre, squares, largest, halves, tau)
 
 
@@ -129,18 +132,15 @@ def _ranked(sets: Sets, returned: tuple[Cost, Tensor] | None, targets: int, prec
     side, warps = _tile(count, targets)
     columns = _columns(width, 32 if precise else 128 if returned is None else 256)
     pieces = cdiv(width, columns)
-    each = cdiv(batch, max(1, min(batch, ENOUGH_PROGRAMS // (slices * pieces))))
-    parts = cdiv(batch, each)
+    each, parts = in_parts(batch, ENOUGH_PROGRAMS // (slices * pieces))
     dtype = torch.float16 if returned is None and not precise else torch.float32
     ranked = torch.empty((parts, slices, targets, width), dtype=dtype, device=sets.tokens.device)
     offset = torch.empty((parts, slices), dtype=torch.float32, device=sets.tokens.device)
-    unread = sets.squares
-    ordered, scale, grad, half_inverse = (unread,) * 4
+    ordered, scale, grad, half_inverse = (sets.squares,) * 4  # of a reference none of them is read
     if returned is not None:
         (_, half_inverse, ordered, scale, _), grad = returned
     ranked_pass[(parts, slices, pieces)](
-        sets.projections, ordered, scale, unread if sets.mask is None else sets.mask,
-        sets.tokens if sets.halves is None else sets.halves, sets.centre, sets.squares, sets.largest,
+        sets.projections, ordered, scale, sets.read_mask, sets.rows, sets.centre, sets.squares, sets.largest,
         grad, half_inverse, ranked, offset, batch, slices, count, targets, width, sets.rate, each,
         NB=side, DB=columns, HAS_MASK=sets.mask is not None, MIXED=sets.mixes(targets), REFERENCE=returned is None,
         PRECISE=precise, num_warps=warps, num_stages=1,
@@ -187,8 +187,7 @@ def _cost(
     met = targets.shape[1]
     side, warps = _tile(count, met)
     cost_pass[(batch * slices,)](
-        sets.projections, sets.squares if sets.mask is None else sets.mask,
-        sets.tokens if sets.halves is None else sets.halves, sets.centre, sets.squares, sets.largest,
+        sets.projections, sets.read_mask, sets.rows, sets.centre, sets.squares, sets.largest,
         targets, target_squares, weights, offset, *cost, slices, count, met, width, sets.rate, 1 / sets.tau,
         4 * torch.finfo(torch.float32).eps, NB=side, DB=_columns(width, 32 if precise else 64),
         HAS_MASK=sets.mask is not None, MIXED=sets.mixes(met), REFERENCE=is_reference, PRECISE=precise,
@@ -214,11 +213,10 @@ def back_to_tokens(
     side, warps = _tile(count, met)
     columns = _columns(width, 32 if precise else 128)
     pieces = cdiv(width, columns)
-    each = cdiv(slices, max(1, min(slices, ENOUGH_PROGRAMS // (batch * pieces))))
-    parts = cdiv(slices, each)
+    each, parts = in_parts(slices, ENOUGH_PROGRAMS // (batch * pieces))
     result = torch.empty((parts, batch, count, width), dtype=torch.float32, device=targets.device)
     back_pass[(batch, parts, pieces)](
-        sets.projections, sets.squares if sets.mask is None else sets.mask, sets.tokens, sets.centre, targets,
+        sets.projections, sets.read_mask, sets.tokens, sets.centre, targets,
         target_squares, weights, result, batch, slices, count, met, width, sets.rate, each, NB=side, DB=columns,
         HAS_MASK=sets.mask is not None, MIXED=sets.mixes(met), REFERENCE=is_reference, PRECISE=precise, num_warps=warps,
         num_stages=1,
