@@ -270,7 +270,12 @@ def check_readouts(device):
     """Weighted L-moments, and quantile functions of sets of other sizes: values and gradients against plain torch."""
     worst = [0.0] * 5
     # Samples, slices, tokens, weightings, moments, reference points; masked; ties.
-    cases = [(2, 3, 7, 2, 4, 5, False, False), (3, 2, 33, 1, 5, 70, True, True), (2, 1, 1, 2, 3, 4, False, False)]
+    cases = [
+        (2, 3, 7, 2, 4, 5, False, False),
+        (3, 2, 33, 1, 5, 70, True, True),
+        (2, 1, 1, 2, 3, 4, False, False),
+        (2, 3, 270, 2, 2, 5, False, False),  # longer than our own sort takes
+    ]
     large = [
         (64, 32, 98, 2, 2, 196, False, False),
         (8, 16, 700, 4, 4, 100, True, True),
@@ -278,7 +283,7 @@ def check_readouts(device):
     ]
     for batch, slices, count, heads, k, points, masked, ties in cases if device == "cpu" else [*cases, *large]:
         generator = torch.Generator().manual_seed(count)
-        x = torch.randn(batch, slices, count, generator=generator)
+        x = torch.randn(batch, count, slices, generator=generator).transpose(1, 2)  # as projections come
         x = (x.round() if ties else x).to(device)
         scores = torch.randn(batch, heads, count, generator=generator).to(device)
         mask, lengths = None, None
@@ -289,7 +294,7 @@ def check_readouts(device):
         masses = torch.softmax(scores, -1) * 1.7  # they need not sum to one
 
         def differentiated(of, precision, *inputs):
-            leaves = [t.detach().to(precision).clone().requires_grad_() for t in inputs]
+            leaves = [t.detach().to(precision, copy=True).requires_grad_() for t in inputs]
             value = of(*leaves)
             weights = torch.arange(1.0, value.numel() + 1, device=value.device).reshape(value.shape) / value.numel()
             return value, *torch.autograd.grad((value * weights).sum(), leaves)
@@ -309,7 +314,9 @@ def check_readouts(device):
         expected += differentiated(lambda s, p=present, m=points: quantiles_of_sorted(s, p, m), torch.float64, ranked)
         if count > 1:  # one value has no moments but its mean
             worst = [max(w, error(f, e)) for w, f, e in zip(worst, found, expected, strict=True)]
-    assert max(worst) < 2e-5, worst
+    # By values, neighbouring J(t) are subtracted that differ by one mass in thousands.
+    assert max(worst) < 1e-4, worst
+    assert max(worst[0], worst[3]) < VALUES, worst
     return " ".join(f"{e:.1e}" for e in worst)
 
 

@@ -66,11 +66,12 @@ def _launch(values: Tensor, index: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def plain_sort(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort ``(B, L, N)`` likewise, without a gradient; the order is in whatever integers come cheapest."""
+    """Sort ``(B, L, N)`` likewise, without a gradient, into rows; the order is in whatever integers come cheapest."""
     # One launch, where torch needs several: also for few rows.
     if values.shape[-1] <= LONGEST:
         return _launch(values, torch.int32)
-    ordered, order = torch.sort(values, dim=-1, stable=True)
+    # torch lays its results out as the values are, and projections are often turned; kernels count on whole rows.
+    ordered, order = torch.sort(values.contiguous(), dim=-1, stable=True)
     return ordered, order
 
 
