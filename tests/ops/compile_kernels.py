@@ -23,6 +23,7 @@ DISTANCES = [
     (16, 196, 192, 8, 196, HALF, False, False, False),
     (4, 600, 128, 4, 600, SINGLE, False, False, False),  # states one by one
     (4, 300, 320, 4, 200, HALF, True, False, True),
+    (4, 300, 16, 8, 1000, SINGLE, False, False, False),  # a reference with too many pairs
     (4, 100, 1280, 4, 100, HALF, False, False, False),  # small sets
     (4, 100, 320, 4, 90, HALF, True, False, True),
     (4, 50, 40, 4, 50, SINGLE, False, True, True),

@@ -33,6 +33,7 @@ from cswe.ops.kernels import (
     cuda_laplace,
     cuda_moments,
     cuda_quantiles,
+    cuda_reference,
     cuda_small,
     cuda_sort,
     dense,
@@ -58,7 +59,11 @@ SMALL = [
     ((2, 270, 270, 3, 1, 0.2), {"ties": "pairs"}),
     ((1, 6, 6, 3, 1, 0.3), {"ties": "pairs"}),
     ((2, 130, 130, 64, 1, 0.1), {"dtype": HALF}),  # large enough for T in one part
+    ((9, 100, 100, 96, 1, 0.1), {"dtype": HALF}),  # two widths a piece, a turn of samples that is not full
     ((3, 150, 150, 64, 2, 0.5), {"dtype": HALF, "ties": "wide"}),
+    # Ties in a pair of chunks, and over several: within a group of chunks, into the next one, over a whole one.
+    ((2, 270, 270, 3, 1, 0.2), {"runs": [(1, 15), (47, 49), (62, 65), (70, 115), (120, 230)]}),
+    ((3, 150, 90, 70, 1, 0.2), {"runs": [(15, 17), (50, 75), (78, 148)], "lengths": [150, 129, 66], "dtype": HALF}),
 ]
 REAL = [
     ((1024, 196, 196, 192, 8, 0.01), {"dtype": HALF, "looked_at": 16}),
@@ -82,6 +87,8 @@ REAL = [
     ((8, 196, 196, 192, 4, 0.1), {"offset": 5.0, "scale": 1e-3}),
     ((1, 196, 196, 193, 64, 0.01), {"offset": 1.0}),
     ((1, 2048, 2048, 65, 4, 0.1), {}),
+    ((4, 4200, 4200, 130, 3, 0.1), {"runs": [(31, 33), (300, 700), (1000, 3100)], "dtype": HALF}),
+    ((4, 2500, 700, 130, 3, 0.1), {"runs": [(31, 33), (300, 700), (1000, 2300)], "lengths": [2500, 1025, 1024, 1500]}),
 ]
 
 AT_ONCE = [
@@ -107,8 +114,11 @@ LARGE_AT_ONCE = [
 """Ranks, targets, dimensions; with a mask, with τ in units of the spread; tokens in."""
 
 
-def make(shape, device, dtype=SINGLE, ties="none", lengths=None, offset=0.0, scale=1.0, seed=0, **_):
-    """State a problem as ``swgg`` would: projections, sorted; the reference in rank order, times its mass."""
+def make(shape, device, dtype=SINGLE, ties="none", runs=(), lengths=None, offset=0.0, scale=1.0, seed=0, **_):
+    """State a problem as ``swgg`` would: projections, sorted; the reference in rank order, times its mass.
+
+    ``runs`` are pairs of ranks: those from the first up to the second tie.
+    """
     batch, count, targets, width, slices, tau = shape
     generator = torch.Generator().manual_seed(seed)
     x = ((torch.randn(batch, count, width, generator=generator) + offset) * scale).to(dtype)
@@ -131,6 +141,8 @@ def make(shape, device, dtype=SINGLE, ties="none", lengths=None, offset=0.0, sca
         mask = (torch.arange(count, device=device) < lengths[:, None]).unsqueeze(1)
         points = points.masked_fill(~mask, 1e30)
     points, order = torch.sort(points, dim=-1, stable=True)
+    for first, end in runs:
+        points[..., first:end] = points[..., first, None]
     if lengths is not None:
         points = torch.where(mask, points, points.gather(-1, (lengths - 1).reshape(-1, 1, 1).expand(-1, slices, 1)))
     ranked = (y - centre)[((y - centre) @ directions.T).argsort(0).T] / targets
@@ -222,9 +234,10 @@ def check_at_once(device):
     """The whole of D in one step, as eager use on a GPU takes it: with masks over what must not be read, units of τ."""
     worst = [0.0] * 4
     cases = AT_ONCE if device == "cpu" else [*AT_ONCE, *LARGE_AT_ONCE]
-    both_ways = itertools.product(cases, (cuda_small.MOST, 0))
-    one_way = itertools.product(HALVES_AT_ONCE, (cuda_small.MOST,))
-    for (count, targets, width, masked, relative, dtype), most in itertools.chain(both_ways, one_way):
+    # Small sets; larger ones; and those with a reference so large that its pairs are not written down.
+    ways = (cuda_small.MOST, cuda_reference.MOST_POINTS), (0, cuda_reference.MOST_POINTS), (0, 0)
+    every_way, one_way = itertools.product(cases, ways), itertools.product(HALVES_AT_ONCE, ways[:1])
+    for (count, targets, width, masked, relative, dtype), (most, points) in itertools.chain(every_way, one_way):
         generator = torch.Generator().manual_seed(count)
         x = (torch.randn(3, count, width, generator=generator) + 1).to(device, dtype)
         tied = [0, count // 2, count - 1] if count > 2 and not masked else [0]
@@ -243,7 +256,7 @@ def check_at_once(device):
             weights = torch.arange(1.0, value.numel() + 1, device=value.device).reshape(value.shape)
             return value, *torch.autograd.grad((value * weights).sum(), leaves)
 
-        with mock.patch.object(cuda_small, "MOST", most):
+        with mock.patch.object(cuda_small, "MOST", most), mock.patch.object(cuda_reference, "MOST_POINTS", points):
             found = differentiated(
                 lambda *given, m=mask, r=relative: cuda_cost.distance(*given, m, 0.3, None, r), None, x, y, slices
             )
@@ -439,7 +452,35 @@ def check_large():
         assert error(value[-64:], swgg(many[-64:].clone(), y, slices, SoftSort(0.1))) < 1e-6
 
 
+def check_captured():
+    """A step captured in a CUDA graph and replayed on other tokens gives what a step outside of it gives."""
+    for count, masked in [(40, False), (40, True), (196, False), (700, True)]:
+        x, y, slices = draw(3, count, 64), draw(count, 64, seed=1), draw(4, 64, seed=2)
+        y.requires_grad_(), slices.requires_grad_()
+        mask = None if not masked else torch.arange(count, device="cuda") < torch.tensor([[count], [7], [25]]).cuda()
+
+        def step(x=x, y=y, slices=slices, mask=mask):
+            y.grad = slices.grad = None
+            value = swgg(x, y, slices, SoftSort(0.1), x_mask=mask, validate=False)
+            value.sum().backward()
+            return value.detach(), y.grad, slices.grad
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step()
+        x.copy_(draw(3, count, 64, seed=3))
+        graph.replay()
+        found = [tensor.clone() for tensor in found]
+        assert all(torch.equal(f, e) for f, e in zip(found, step(), strict=True)), (count, masked)
+
+
 ON_GPU = [
+    check_captured,
     check_whole_path,
     check_strides,
     check_missing_gradients,
@@ -455,7 +496,7 @@ def main():
     device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
     if device == "cpu":
         # Small tiles, and several of them: carries are tested too, and the interpreter is quicker.
-        cuda.tuning = cuda.Tuning(scan_rows=0, chunk=16)
+        cuda.tuning = cuda.Tuning(scan_rows=0, chunk=16, tie_chunks=4)
     number, parts = (int(n) for n in sys.argv[2].split("/")) if len(sys.argv) > 2 else (1, 1)
     failed, worst = 0, [0.0] * 5
     for shape, special in (SMALL if device == "cpu" else REAL)[number - 1 :: parts]:

@@ -9,6 +9,8 @@ from cswe._extras import require
 
 Report = dict[str, Any]
 
+TIME = {"ms": "time"}
+
 
 def markdown(report: Report) -> str:
     """Write a report as Markdown."""
@@ -18,9 +20,10 @@ def markdown(report: Report) -> str:
         f"`{report['command']}`",
         "Relaxed SWGG, forward and backward to slices and reference: the best of several runs, and the peak of memory "
         "beyond the inputs. In brackets: how many times better than `dense` in the same run.",
+        *_captured_note(report),
         _table(
-            ["B, N, d, L, τ", "way", "time", "peak memory", "differs by"],
-            [row for cell in report["settings"] for row in _rows(cell, "dense")],
+            ["B, N, d, L, τ", "way", *_times(report["settings"]).values(), "peak memory", "differs by"],
+            [row for cell in report["settings"] for row in _rows(cell, "dense", _times(report["settings"]))],
         ),
         *_lapsum(report),
         "Growth with N, all else fixed "
@@ -83,26 +86,43 @@ def _lapsum(report: Report) -> list[str]:
     return [
         "The same under LapSum. In brackets: how many times better than plain torch, `scan`, in the same run.",
         _table(
-            ["B, N, d, L, α", "way", "time", "peak memory", "differs by"],
-            [row for cell in report["lapsum"] for row in _rows(cell, "scan")],
+            ["B, N, d, L, α", "way", *TIME.values(), "peak memory", "differs by"],
+            [row for cell in report["lapsum"] for row in _rows(cell, "scan", TIME)],
         ),
     ]
 
 
-def _rows(cell: Report, yardstick: str) -> list[list[str]]:
+def _captured_note(report: Report) -> list[str]:
+    if "captured_ms" not in _times(report["settings"]):
+        return []
+    return [
+        "*Captured*: the same, replayed from a CUDA graph, so that nothing waits for Python; both sides of a ratio are."
+    ]
+
+
+def _times(cells: list[Report]) -> dict[str, str]:
+    """Say which times there are, and what they are called."""
+    captured = any("captured_ms" in result for cell in cells for result in cell["ways"].values())
+    return TIME | ({"captured_ms": "captured"} if captured else {})
+
+
+def _rows(cell: Report, yardstick: str, times: dict[str, str]) -> list[list[str]]:
     basis = cell["ways"].get(yardstick, {})
     rows: list[list[str]] = []
     for way, result in cell["ways"].items():
         label = cell["label"] if not rows else ""
         if "skipped" in result:
-            rows.append([label, way, result["skipped"], "", ""])
+            rows.append([label, way, result["skipped"], *[""] * (len(times) + 1)])
             continue
-        ratio_time = _ratio(basis.get("ms"), result["ms"]) if way != yardstick else ""
         ratio_peak = _ratio(basis.get("peak_mib"), result["peak_mib"]) if way != yardstick else ""
         differs = ""
         if way != yardstick and basis.get("check"):
             differs = f"{abs(result['check'] / basis['check'] - 1):.0e}"
-        rows.append([label, way, _ms(result["ms"]) + ratio_time, _mib(result["peak_mib"]) + ratio_peak, differs])
+        shown = [
+            "–" if key not in result else _ms(result[key]) + (_ratio(basis.get(key), result[key]) * (way != yardstick))
+            for key in times
+        ]
+        rows.append([label, way, *shown, _mib(result["peak_mib"]) + ratio_peak, differs])
     return rows
 
 

@@ -2,9 +2,9 @@
 
 Scalars are scanned before and after (``cuda_scalars``). Everything d-wide runs on tensor cores, on half-precision
 factors that ``cuda_prepare`` makes: what lies outside each chunk of ranks (``cuda_shared_states``, ``cuda_states``),
-then the chunks, all at the same time (``cuda_fused``, ``cuda_targets``). A single sample, as a reference is, takes a
-way of its own (``cuda_ranks``). float64 goes to ``scan``. No result depends on the order in which programs run, so the
-deterministic mode needs no other code.
+then the chunks, all at the same time (``cuda_fused``, ``cuda_targets``), and what ties across their borders
+(``cuda_ties``). A single sample, as a reference is, takes a way of its own (``cuda_ranks``). float64 goes to ``scan``.
+No result depends on the order in which programs run, so the deterministic mode needs no other code.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cswe.ops.kernels import cuda_ranks, scan
-from cswe.ops.kernels.cuda_fused import chunk_pass, ties_pass
+from cswe.ops.kernels.cuda_fused import chunk_pass
 from cswe.ops.kernels.cuda_prepare import Halves, halves, needs_both_parts, terms_of
 from cswe.ops.kernels.cuda_rows import on_device_of, rate_of
 from cswe.ops.kernels.cuda_scalars import normaliser_pass, slope_pass
@@ -22,6 +22,7 @@ from cswe.ops.kernels.cuda_shared_states import shared_states_pass
 from cswe.ops.kernels.cuda_sizes import cdiv, in_parts, power_of_two
 from cswe.ops.kernels.cuda_states import states_pass
 from cswe.ops.kernels.cuda_targets import collect_targets, ragged_targets_pass, targets_pass
+from cswe.ops.kernels.cuda_ties import ties_pass
 from cswe.ops.kernels.cuda_tokens import tokens_pass
 from cswe.ops.kernels.problem import Problem
 
@@ -38,13 +39,15 @@ class Tuning(NamedTuple):
     chunk: int = 32
     chunk_warps: int = 1
     chunk_stages: int = 2
+    chunk_width: int = 64
     state_ranks: int = 16
     state_warps: int = 2
     state_stages: int = 2
     state_bytes: int = 128 << 20
     target_warps: int = 4
-    target_stages: int = 4
+    target_stages: int = 2
     target_width: int = 256
+    target_samples: int = 4
     chunk_registers: int | None = 128
     state_registers: int | None = None
     target_registers: int | None = 128
@@ -55,6 +58,7 @@ class Tuning(NamedTuple):
     shared_stages: int = 3
     shared_registers: int | None = 128
     shared_lines: int = 64
+    tie_chunks: int = 32
     scan_ranks: int = 16
     precise: bool | None = None
     scan_rows: int = 8192
@@ -137,6 +141,19 @@ def _width_of_pieces(dimensions: int, most: int) -> int:
     return width
 
 
+def _two_widths(dimensions: int, most: int) -> tuple[int, int]:
+    """Choose the widths of two products, powers of two, that cut d dimensions into few pieces; the second may be 0.
+
+    Little should be left empty: 192 is 128 + 64, and 320 twice 128 + 32.
+    """
+    needed = cdiv(dimensions, cdiv(dimensions, most))
+    firsts = [width for width in (16, 32, 64, 128, 256) if width <= most]
+    pairs = [
+        (first, second) for first in firsts for second in (0, first // 2, first // 4) if second in (0, 32, 64, 128)
+    ]
+    return min((pair for pair in pairs if needed <= sum(pair) <= most), key=lambda pair: (sum(pair), pair[1] > 0))
+
+
 class States(NamedTuple):
     """What lies left and right of every chunk: ``(B, L, chunks, 2, d)`` in two parts, its mass, and a scalar's sum."""
 
@@ -173,12 +190,12 @@ def _shared_states(problem: Problem, scale: Tensor, parts: Halves, natural: Tens
     of_tokens = natural is not None
     owners, partners, strides = (batch, slices, (slices, 1)) if of_tokens else (slices, batch, (1, slices))
     lines = max(16, power_of_two(2 * cdiv(count, tuning.chunk)))
-    together, piece = max(1, tuning.shared_lines // lines), _width_of_pieces(width, tuning.shared_width)
-    shared_states_pass[(owners * cdiv(partners, together), cdiv(width, piece))](
+    together, (piece, more) = max(1, tuning.shared_lines // lines), _two_widths(width, tuning.shared_width)
+    shared_states_pass[(owners * cdiv(partners, together), cdiv(width, piece + more))](
         _or(natural, problem.points), problem.points, problem.order, problem.squares if of_tokens else scale,
         parts.tokens if of_tokens else parts.high, into.high, into.mass, into.scalar,
         partners, *strides, count, width, _rate(problem),
-        C=tuning.chunk, P=together, LINES=lines, KB=tuning.shared_ranks, DB=piece, TOKENS=of_tokens,
+        C=tuning.chunk, P=together, LINES=lines, KB=tuning.shared_ranks, DB=piece, MORE=more, TOKENS=of_tokens,
         STAGES=tuning.shared_stages, num_warps=tuning.shared_warps, maxnreg=tuning.shared_registers,
     )  # fmt: skip
     return into
@@ -269,17 +286,18 @@ def forward_passes(
             of_targets.high, of_targets.low, of_targets.scalar,
             height[start:stop], base[start:stop], received[start:stop], own.units,
             stop - start, slices, count, targets, width, _rate(problem),
-            C=tuning.chunk, DB=64, EVEN=width % 64 == 0, HAS_LOW=own.tokens_low is not None, PRECISE=precise,
-            MIXED=ragged, SLOPE=with_slope, STAGES=tuning.chunk_stages, num_warps=tuning.chunk_warps,
-            maxnreg=tuning.chunk_registers,
+            C=tuning.chunk, DB=tuning.chunk_width, EVEN=width % tuning.chunk_width == 0,
+            HAS_LOW=own.tokens_low is not None, PRECISE=precise, MIXED=ragged, SLOPE=with_slope,
+            STAGES=tuning.chunk_stages, num_warps=tuning.chunk_warps, maxnreg=tuning.chunk_registers,
         )  # fmt: skip
     lengths = _or(problem.lengths, problem.order)
     if with_slope:
-        ties_pass[(batch * slices,)](
+        ties_pass[(batch * slices, cdiv(count, tuning.chunk * tuning.tie_chunks))](
             points, problem.order, scale, problem.squares, parts.tokens, _or(parts.tokens_low, parts.tokens),
             parts.high, parts.low, parts.targets, lengths, height, base, parts.units,
             batch, slices, count, targets, width,
-            C=tuning.chunk, DB=64, HAS_LOW=parts.tokens_low is not None, MIXED=ragged, num_warps=1,
+            C=tuning.chunk, G=tuning.tie_chunks, DB=64, HAS_LOW=parts.tokens_low is not None, MIXED=ragged,
+            num_warps=1,
         )  # fmt: skip
     value = points.new_empty((batch, slices))
     slope = torch.empty_like(points) if with_slope else points.new_empty((batch, 0, 0))
@@ -319,16 +337,18 @@ def targets_passes(
     batch, slices, count, targets, width = problem.sizes
     ragged = problem.lengths is not None
     largest = torch.linalg.vector_norm(grad, torch.inf, dim=0)
-    piece = _width_of_pieces(width, tuning.target_width)
-    pieces, chunks = cdiv(width, piece), cdiv(count, tuning.chunk)
+    piece, more = (
+        (_width_of_pieces(width, tuning.target_width), 0) if ragged else _two_widths(width, tuning.target_width)
+    )
+    pieces, chunks = cdiv(width, piece + more), cdiv(count, tuning.chunk)
     rows = targets if ragged else count
     programs = slices * pieces * (1 if ragged else chunks)
     blocks = list(_blocks(problem, 2 if precise else 1)) if kept is None else [(0, batch)]
     each, buffers = _partial_sums(blocks[0][1], programs, slices * rows * width * len(blocks))
     make = torch.zeros if ragged else torch.empty
     partial = make((buffers * len(blocks), slices, rows, width), dtype=torch.float32, device=grad.device)
-    # Two parts take twice the shared memory, of which smaller GPUs have 99 KiB: they are fetched less far ahead.
-    stages = min(tuning.target_stages, 3) if precise else tuning.target_stages
+    # Two parts take twice the shared memory, of which smaller GPUs have 99 KiB: fewer samples at once.
+    together = tuning.target_samples // 2 if precise else tuning.target_samples
     used = 0
     for start, stop in blocks:
         block, own, own_scale = problem.samples(start, stop), parts.samples(start, stop), scale[start:stop]
@@ -350,8 +370,9 @@ def targets_passes(
                 block.points, block.order, own_scale, own.tokens, low, grad[start:stop], largest,
                 states.high, states.low, states.mass, here,
                 stop - start, slices, count, width, _rate(problem), each,
-                HAS_LOW=has_low, STAGES=stages, num_warps=tuning.target_warps,
-                maxnreg=tuning.target_registers, **shared,
+                MORE=more, EVEN=width % (piece + more) == 0, TOGETHER=together, HAS_LOW=has_low,
+                STAGES=tuning.target_stages, num_warps=tuning.target_warps,
+                maxnreg=None if precise else tuning.target_registers, **shared,
             )  # fmt: skip
     return _collect(problem, grad, parts, partial[:used])
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cswe.ops._inputs import without_autocast
-from cswe.ops.kernels import cuda, cuda_ranks, cuda_small, cuda_small_cost, cuda_sort
+from cswe.ops.kernels import cuda, cuda_ranks, cuda_reference, cuda_small, cuda_small_cost, cuda_sort
 from cswe.ops.kernels.cuda_prepare import Halves, halves
 from cswe.ops.kernels.cuda_project import centre_of, project, root, slices_gradient
 from cswe.ops.kernels.cuda_rows import on_device_of
@@ -59,7 +59,7 @@ def distance(
 
 
 class Reference(NamedTuple):
-    """The reference, softly sorted along every slice."""
+    """A large reference, softly sorted along every slice; see :mod:`cswe.ops.kernels.cuda_reference` for others."""
 
     points: Tensor
     """Centred, with their squared norms as one more column, ``(M, d + 1)``."""
@@ -72,8 +72,17 @@ class Reference(NamedTuple):
     offset: Tensor
     """The mean of the sorted squared norms, ``(L,)``."""
 
+    @property
+    def size(self) -> Tensor:
+        """The mean of the squared norms."""
+        return self.points[:, -1].mean()
 
-def _sort_reference(reference: Tensor, centre: Tensor, directions: Tensor, tau: float) -> Reference:
+
+def _sort_reference(
+    reference: Tensor, centre: Tensor, directions: Tensor, tokens: Tensor, tau: float
+) -> Reference | cuda_reference.Sorted:
+    if cuda_reference.fits(reference, len(directions), tokens):
+        return cuda_reference.sort_softly(reference, centre, directions, tau)
     centred = reference - centre
     points = torch.cat([centred, centred.square().sum(-1, keepdim=True)], dim=-1)
     ordered, order = (each.squeeze(0) for each in cuda_sort.plain_sort((directions @ centred.T).unsqueeze(0)))
@@ -88,9 +97,11 @@ def _sort_reference(reference: Tensor, centre: Tensor, directions: Tensor, tau: 
 
 
 def _reference_gradients(
-    sorted_reference: Reference, at_targets: Tensor, at_offset: Tensor, directions: Tensor
+    sorted_reference: Reference | cuda_reference.Sorted, at_targets: Tensor, at_offset: Tensor, directions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Give the gradients of the reference ``(M, d)`` and of the directions ``(L, d)`` it was sorted along."""
+    if isinstance(sorted_reference, cuda_reference.Sorted):
+        return cuda_reference.gradients(sorted_reference, at_targets, at_offset, directions)
     points, problem, scale = sorted_reference.points, sorted_reference.problem, sorted_reference.scale
     slices, count, width = at_targets.shape
     grad = torch.cat([at_targets, at_offset.reshape(-1, 1, 1).expand(slices, count, 1)], dim=-1)
@@ -118,7 +129,7 @@ class Found(NamedTuple):
     half_inverse: Tensor
     problem: Problem
     parts: Halves
-    sorted_reference: Reference
+    sorted_reference: Reference | cuda_reference.Sorted
     kept: cuda.States | None
 
 
@@ -152,7 +163,7 @@ def _forward(tokens: Tensor, reference: Tensor, slices: Tensor, options: Options
     projections, squares, largest = project(tokens, mask, centre, directions.unit_length)
     directions = in_units(directions, projections, options)
     points, order = cuda_sort.plain_sort(projections)
-    sorted_reference = _sort_reference(reference, centre, directions.scaled, options.tau)
+    sorted_reference = _sort_reference(reference, centre, directions.scaled, tokens, options.tau)
     problem = Problem(
         points=points,
         order=order,
@@ -172,8 +183,7 @@ def _forward(tokens: Tensor, reference: Tensor, slices: Tensor, options: Options
     if (to_reference or to_slices) and cuda.state_bytes(problem, precise) <= KEPT_BYTES:
         keep = cuda.empty_states(problem, precise)
     value, slope = cuda.forward_passes(problem, scale, parts, precise, to_tokens or to_slices, keep, projections)
-    reference_size = sorted_reference.points[:, -1].mean()
-    result, half_inverse = root(value, sorted_reference.offset, squares, reference_size, problem.lengths)
+    result, half_inverse = root(value, sorted_reference.offset, squares, sorted_reference.size, problem.lengths)
     return result, Found(directions, mask, slope, scale, half_inverse, problem, parts, sorted_reference, keep)
 
 

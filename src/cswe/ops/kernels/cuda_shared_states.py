@@ -16,6 +16,13 @@ from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed
 
 
 @triton.jit
+def _tile(rows, k, present, columns, d):
+    return tl.load(
+        rows + (k * d)[:, None] + columns[None, :], mask=present[:, None] & (columns < d)[None, :], other=0.0
+    )
+
+
+@triton.jit
 def shared_states_pass(
     values,
     points,
@@ -36,6 +43,7 @@ def shared_states_pass(
     LINES: tl.constexpr,
     KB: tl.constexpr,
     DB: tl.constexpr,
+    MORE: tl.constexpr,
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -43,15 +51,14 @@ def shared_states_pass(
 
     Number ``o`` owns ``rows[o]``, ``(N, d)``; it meets partner p in line ``o · own_stride + p · partner_stride`` of
     ``values`` (projections in the order of the rows), ``points`` (the same, sorted) and ``order``. ``scalars`` are
-    squared norms of the rows, or c by line.
+    squared norms of the rows, or c by line. A program has DB + MORE columns, two powers of two.
     """
     groups = tl.cdiv(partners, P)
     owner = (tl.program_id(0) // groups).to(tl.int64)
     partner = tl.program_id(0) % groups * P + tl.arange(0, P)
     exists = partner < partners
     at = owner * own_stride + partner.to(tl.int64) * partner_stride
-    columns = tl.program_id(1) * DB + tl.arange(0, DB)
-    inside = columns < d
+    columns = tl.program_id(1) * (DB + MORE) + tl.arange(0, DB)
     rows += owner * N * d
 
     # Line j is what lies left of chunk j, line LINES/2 + j what lies right of it, seen from the chunk's neighbour.
@@ -71,12 +78,17 @@ def shared_states_pass(
     edge_row = tl.where(valid, edge_row ^ turn[None, :], -(1 << 30))
 
     acc = tl.zeros((P * LINES, DB), dtype=tl.float32)
+    if MORE:
+        more_columns = tl.program_id(1) * (DB + MORE) + DB + tl.arange(0, MORE)
+        more = tl.zeros((P * LINES, MORE), dtype=tl.float32)
     total = tl.zeros((P, LINES, KB), dtype=tl.float32)
     beside = tl.zeros((P, LINES, KB), dtype=tl.float32)
     for start in tl.range(0, N, KB, num_stages=STAGES):
         k = start + tl.arange(0, KB)
         present = k < N
-        x = tl.load(rows + (k * d)[:, None] + columns[None, :], mask=present[:, None] & inside[None, :], other=0.0)
+        x = _tile(rows, k, present, columns, d)
+        if MORE:
+            more_x = _tile(rows, k, present, more_columns, d)
         read = exists[:, None] & present[None, :]
         # What is not a number counts nowhere.
         value = tl.load(values + (at * N)[:, None] + k[None, :], mask=read, other=float("nan"))
@@ -93,15 +105,28 @@ def shared_states_pass(
         beside += weight * scalar
         if not TOKENS:
             weight *= scalar * WEIGHT_UNIT
-        acc = tl.dot(tl.reshape(weight, (P * LINES, KB)).to(tl.float16), x, acc)
+        half = tl.reshape(weight, (P * LINES, KB)).to(tl.float16)
+        acc = tl.dot(half, x, acc)
+        if MORE:
+            more = tl.dot(half, more_x, more)
 
     mass = tl.sum(total, 2)
-    if TOKENS:
-        acc = acc * tl.reshape(1 / tl.maximum(mass, 1e-30), (P * LINES,))[:, None]
     state = (at * tl.cdiv(N, C))[:, None] * 2 + (chunk * 2 + tl.where(line < LINES // 2, 0, 1))[None, :]
     flat = tl.reshape(state, (P * LINES,))
-    write = (tl.reshape(valid.to(tl.int32), (P * LINES,)) != 0)[:, None] & inside[None, :]
-    tl.store(states + flat[:, None] * d + columns[None, :], acc.to(tl.float16), mask=write)
+    write = tl.reshape(valid.to(tl.int32), (P * LINES,)) != 0
+    per_mass = tl.reshape(1 / tl.maximum(mass, 1e-30), (P * LINES,))
+    if TOKENS:
+        acc = acc * per_mass[:, None]
+    tl.store(
+        states + flat[:, None] * d + columns[None, :], acc.to(tl.float16), mask=write[:, None] & (columns < d)[None, :]
+    )
+    if MORE:
+        if TOKENS:
+            more = more * per_mass[:, None]
+        tl.store(
+            states + flat[:, None] * d + more_columns[None, :], more.to(tl.float16),
+            mask=write[:, None] & (more_columns < d)[None, :],
+        )  # fmt: skip
     if tl.program_id(1) == 0:
         tl.store(masses + state, mass, mask=valid)
         tl.store(sums + state, tl.sum(beside, 2), mask=valid)

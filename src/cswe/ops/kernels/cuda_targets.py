@@ -3,9 +3,10 @@ r"""The gradient with respect to the targets in Triton, on tensor cores.
 
 .. math:: ∂T_r = -2 \sum_i g_{il} c_r (K V_i)_r
 
-One program is one slice and one chunk of ranks, and adds over many samples in registers: each sample's own kernel times
-its rows of the chunk, and for eight samples at a time one product with their states. No atomics: the same result in
-every run. Gradients need no more than half-precision factors, with float32 sums; ``PRECISE`` splits them all the same.
+One program is one slice and one chunk of ranks, and adds over many samples in registers: the samples' own kernels, some
+of them side by side, times their rows of the chunk, and for eight samples at a time one product with their states. No
+atomics: the same result in every run. Gradients need no more than half-precision factors, with float32 sums;
+``PRECISE`` splits them all the same.
 """
 
 import triton
@@ -15,13 +16,10 @@ from cswe.ops.kernels.cuda_rows import decayed, sample_length, split
 
 
 @triton.jit
-def _outside(
-    acc,
+def _outside_weights(
     points,
     scale,
     grad,
-    states,
-    states_low,
     masses,
     largest,
     first_sample,
@@ -30,16 +28,12 @@ def _outside(
     last_sample,
     L,
     N,
-    d,
     length,
-    columns,
-    inside,
     rate,
     C: tl.constexpr,
-    PRECISE: tl.constexpr,
     SAMPLES: tl.constexpr,
 ):
-    """Add what lies outside the chunk, for up to eight samples: both sides of each are the lines of one tile."""
+    """Give what ranks of a chunk take from the states of up to eight samples, both sides of each a line; and where."""
     ranks = start + tl.arange(0, C)
     line = tl.arange(0, 16)
     is_left = line % 2 == 0
@@ -52,8 +46,13 @@ def _outside(
     read = has[None, :] & (ranks < length)[:, None]
     s = tl.load(points + row[None, :] * N + ranks[:, None], mask=read, other=0.0)
     c = tl.load(scale + row[None, :] * N + ranks[:, None], mask=read, other=0.0)
-    sent = decayed((s - edge[None, :]) * rate) * c * factor[None, :]
-    mask = has[:, None] & inside[None, :]
+    return decayed((s - edge[None, :]) * rate) * c * factor[None, :], at, has
+
+
+@triton.jit
+def _outside(acc, sent, at, has, states, states_low, columns, d, PRECISE: tl.constexpr):
+    """Add what lies outside the chunk, some columns of it."""
+    mask = has[:, None] & (columns < d)[None, :]
     state = tl.load(states + at[:, None] * d + columns[None, :], mask=mask, other=0.0)
     high, low = split(sent)
     total = tl.dot(high, state)
@@ -65,43 +64,59 @@ def _outside(
 
 
 @triton.jit
-def _inside(
-    acc,
+def _inside_weights(
     points,
-    token,
     scale,
-    tokens,
-    tokens_low,
-    factor,
-    row,
+    grad,
+    largest,
     sample,
-    start,
+    last_sample,
+    slice_index,
+    ranks,
+    present,
+    L,
     N,
-    d,
-    length,
-    columns,
-    inside,
     rate,
     C: tl.constexpr,
+    SAMPLES: tl.constexpr,
+):
+    """Give what ranks of a chunk take from each other's tokens, ``(C, SAMPLES · C)``."""
+    row = sample.to(tl.int64) * L + slice_index
+    factor = tl.load(grad + row, mask=sample < last_sample, other=0.0) / largest
+    read = present[:, None] & (sample < last_sample)[None, :]
+    at = row[None, :] * N + ranks[:, None]
+    taking = tl.load(points + at, mask=read, other=0.0) * rate
+    c = tl.load(scale + at, mask=read, other=0.0) * factor[None, :]
+    at = row[:, None] * N + ranks[None, :]
+    giving = tl.load(points + at, mask=(sample < last_sample)[:, None] & present[None, :], other=0.0) * rate
+    kernel = decayed(taking[:, :, None] - giving[None, :, :]) * c[:, :, None]
+    return tl.reshape(kernel, (C, SAMPLES * C))
+
+
+@triton.jit
+def _inside(
+    acc,
+    kernel,
+    tokens,
+    tokens_low,
+    token,
+    present,
+    columns,
+    d,
+    EVEN: tl.constexpr,
     PRECISE: tl.constexpr,
     HAS_LOW: tl.constexpr,
 ):
-    """Add what the chunk's own tokens send, for one sample; ``token`` are their numbers, by rank."""
-    ranks = start + tl.arange(0, C)
-    present = ranks < length
+    """Add what the chunk's own tokens send, some columns of it; ``token`` are their numbers, by rank."""
     at = (token * d)[:, None] + columns[None, :]
-    read = present[:, None] & inside[None, :]
-    v = tl.load(tokens + sample * N * d + at, mask=read, other=0.0)
-    s = tl.load(points + row * N + ranks, mask=present, other=0.0)
-    c = tl.load(scale + row * N + ranks, mask=present, other=0.0) * factor
-    scaled = s * rate
-    kernel = decayed(scaled[:, None] - scaled[None, :]) * c[:, None]
+    read = present[:, None] & ((columns < d) | EVEN)[None, :]
+    v = tl.load(tokens + at, mask=read, other=0.0)
     high, low = split(kernel)
     acc = tl.dot(high, v, acc)
     if PRECISE:
         acc = tl.dot(low, v, acc)
         if HAS_LOW:
-            v_low = tl.load(tokens_low + sample * N * d + at, mask=read, other=0.0)
+            v_low = tl.load(tokens_low + at, mask=read, other=0.0)
             acc = tl.dot(high, v_low, acc)
     return acc
 
@@ -127,12 +142,18 @@ def targets_pass(
     each,
     C: tl.constexpr,
     DB: tl.constexpr,
+    MORE: tl.constexpr,
     PIECES: tl.constexpr,
+    EVEN: tl.constexpr,
+    TOGETHER: tl.constexpr,
     PRECISE: tl.constexpr,
     HAS_LOW: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Write partial sums of ``Σ_i g_il c_r (K V_i)_r``, ``(parts, L, N, d)``: each part ``each`` samples."""
+    """Write partial sums of ``Σ_i g_il c_r (K V_i)_r``, ``(parts, L, N, d)``: each part ``each`` samples.
+
+    A piece has DB + MORE columns: widths are rarely a power of two, and two of them fit better (192 is 128 + 64).
+    """
     index = tl.program_id(0)
     piece = index % PIECES
     index = index // PIECES
@@ -142,35 +163,56 @@ def targets_pass(
     chunks = tl.cdiv(N, C)
     start = (index % chunks) * C
     part = index // chunks
-    columns = piece * DB + tl.arange(0, DB)
-    inside = columns < d
+    columns = piece * (DB + MORE) + tl.arange(0, DB)
     top = tl.maximum(tl.load(largest + slice_index), 1e-30)
     acc = tl.zeros((C, DB), dtype=tl.float32)
+    if MORE:
+        more_columns = piece * (DB + MORE) + DB + tl.arange(0, MORE)
+        more = tl.zeros((C, MORE), dtype=tl.float32)
     first = part * each
     last = tl.minimum(first + each, B)
     for first_sample in range(first, last, 8):
-        acc = _outside(
-            acc, points, scale, grad, states, states_low, masses, top, slice_index * 0 + first_sample,
-            slice_index, start, last, L, N, d, N, columns, inside, rate, C, PRECISE, 8,
+        sent, at, has = _outside_weights(
+            points, scale, grad, masses, top, slice_index * 0 + first_sample, slice_index, start, last, L, N, N,
+            rate, C, 8,
         )  # fmt: skip
+        acc = _outside(acc, sent, at, has, states, states_low, columns, d, PRECISE)
+        if MORE:
+            more = _outside(more, sent, at, has, states, states_low, more_columns, d, PRECISE)
+    # A turn takes some samples at once, and line k is a rank of one of them: what is asked for rank by rank (where
+    # tokens lie, their projections) costs as many instructions for four samples as for one.
+    line = tl.arange(0, TOGETHER * C)
+    line_rank = start + line % C
     ranks = start + tl.arange(0, C)
+    present = ranks < N
     order += slice_index * N
-    token = tl.load(order + first.to(tl.int64) * L * N + ranks, mask=ranks < N, other=0).to(tl.int32)
-    for index in tl.range(first, last, num_stages=STAGES):
-        sample = slice_index * 0 + index
-        row = sample * L + slice_index
-        # Where the next sample's tokens lie is asked for a turn ahead: tokens cannot be fetched before it is known.
-        follows = ranks < tl.where(sample + 1 < last, N, 0)
-        following = tl.load(order + (sample + 1) * L * N + ranks, mask=follows, other=0).to(tl.int32)
-        factor = tl.load(grad + row) / top
-        acc = _inside(
-            acc, points, token, scale, tokens, tokens_low, factor, row, sample, start, N, d, N,
-            columns, inside, rate, C, PRECISE, HAS_LOW,
+    own = line // C
+    left = tl.where(line_rank < N, last - own, 0)  # the first sample of a turn must lie below it
+    at = (first + own).to(tl.int64) * L * N + line_rank
+    token = tl.load(order + at, mask=first < left, other=0).to(tl.int32)
+    for index in tl.range(first, last, TOGETHER, num_stages=STAGES):
+        # Where the next samples' tokens lie is asked for a turn ahead: tokens cannot be fetched before it is known.
+        at = (index + TOGETHER + own).to(tl.int64) * L * N + line_rank
+        following = tl.load(order + at, mask=index + TOGETHER < left, other=0).to(tl.int32)
+        kernel = _inside_weights(
+            points, scale, grad, top, index + tl.arange(0, TOGETHER), last, slice_index, ranks, present, L, N, rate,
+            C, TOGETHER,
         )  # fmt: skip
+        skipped = (slice_index * 0 + index) * N * d
+        row = token + own * N
+        acc = _inside(
+            acc, kernel, tokens + skipped, tokens_low + skipped, row, index < left, columns, d, EVEN, PRECISE, HAS_LOW
+        )
+        if MORE:
+            more = _inside(
+                more, kernel, tokens + skipped, tokens_low + skipped, row, index < left, more_columns, d, EVEN, PRECISE,
+                HAS_LOW,
+            )  # fmt: skip
         token = following
-    at = ((slice_index * 0 + part) * L + slice_index) * N + ranks
-    write = (ranks < N)[:, None] & inside[None, :]
-    tl.store(partial + at[:, None] * d + columns[None, :], acc * top, mask=write)
+    at = (((slice_index * 0 + part) * L + slice_index) * N + ranks)[:, None] * d
+    tl.store(partial + at + columns[None, :], acc * top, mask=present[:, None] & (columns < d)[None, :])
+    if MORE:
+        tl.store(partial + at + more_columns[None, :], more * top, mask=present[:, None] & (more_columns < d)[None, :])
 
 
 @triton.jit
@@ -217,19 +259,22 @@ def ragged_targets_pass(
         sample = slice_index * 0 + index
         row = sample * L + slice_index
         length = sample_length(lengths, sample, B, N, True)
-        factor = tl.load(grad + row) / top
         for start in range(0, length, C):
             acc = tl.zeros((C, DB), dtype=tl.float32)
-            acc = _outside(
-                acc, points, scale, grad, states, states_low, masses, top, sample, slice_index, start,
-                B, L, N, d, length, columns, inside, rate, C, PRECISE, 1,
-            )  # fmt: skip
+            sent, at, has = _outside_weights(
+                points, scale, grad, masses, top, sample, slice_index, start, B, L, N, length, rate, C, 1
+            )
+            acc = _outside(acc, sent, at, has, states, states_low, columns, d, PRECISE)
             ranks = start + tl.arange(0, C)
-            token = tl.load(order + row * N + ranks, mask=ranks < length, other=0).to(tl.int32)
+            present = ranks < length
+            token = tl.load(order + row * N + ranks, mask=present, other=0).to(tl.int32)
+            kernel = _inside_weights(
+                points, scale, grad, top, index + tl.arange(0, 1), B, slice_index, ranks, present, L, N, rate, C, 1
+            )
+            skipped = sample * N * d
             acc = _inside(
-                acc, points, token, scale, tokens, tokens_low, factor, row, sample, start, N, d, length,
-                columns, inside, rate, C, PRECISE, HAS_LOW,
-            )  # fmt: skip
+                acc, kernel, tokens + skipped, tokens_low + skipped, token, present, columns, d, False, PRECISE, HAS_LOW
+            )
             low = ranks.to(tl.int64) * M
             begin = (tl.min(low, 0) // length).to(tl.int32)
             end = tl.minimum((tl.max(low, 0) + M - 1) // length, M - 1).to(tl.int32)
@@ -240,9 +285,9 @@ def ragged_targets_pass(
                 )
                 share = tl.where((ranks < length)[None, :] & (overlap > 0), overlap.to(tl.float32), 0.0) / length
                 passed = tl.dot(share, acc * top, input_precision="tf32x3")
-                at = out + m[:, None] * d + columns[None, :]
+                place = out + m[:, None] * d + columns[None, :]
                 write = (m < M)[:, None] & inside[None, :]
-                tl.store(at, tl.load(at, mask=write, other=0.0) + passed, mask=write)
+                tl.store(place, tl.load(place, mask=write, other=0.0) + passed, mask=write)
                 # The next window may hold the same target in another thread.
                 tl.debug_barrier()
 
