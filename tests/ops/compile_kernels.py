@@ -14,9 +14,9 @@ from triton.runtime import driver
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from cswe.ops.kernels import cuda_cost, cuda_laplace, cuda_moments, cuda_quantiles, cuda_sort
+from cswe.ops.kernels import cuda_cost, cuda_laplace, cuda_moments, cuda_project, cuda_quantiles, cuda_sort
 
-HALF, SINGLE = torch.float16, torch.float32
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 # Samples, tokens, dimensions, slices, reference points; tokens in; masked, τ in units of the spread, token gradients.
 DISTANCES = [
@@ -28,6 +28,16 @@ DISTANCES = [
     (4, 100, 320, 4, 90, HALF, True, False, True),
     (4, 50, 40, 4, 50, SINGLE, False, True, True),
     (4, 30, 10, 4, 20, SINGLE, True, True, True),
+]
+
+# Samples, tokens, dimensions, slices; tokens in; masked. Enough tokens for the larger tiles.
+PROJECTIONS = [
+    (87, 196, 128, 64, HALF, False),
+    (87, 197, 80, 70, HALF, True),
+    (44, 196, 128, 64, HALF, True),
+    (44, 196, 128, 64, BRAIN, False),
+    (44, 197, 67, 3, SINGLE, True),
+    (44, 197, 67, 64, SINGLE, True),
 ]
 
 
@@ -95,6 +105,14 @@ def distance(batch, count, width, slices, targets, dtype, masked, relative, to_t
     cuda_cost.distance(x, y, directions, mask, 0.1, None, relative).sum().backward()
 
 
+def projections(batch, count, width, slices, dtype, masked):
+    x, y = torch.randn(batch, count, width).to(dtype), torch.randn(count, width)
+    mask = torch.rand(batch, count) < 0.7 if masked else None
+    centre = cuda_project.centre_of(y)
+    points, _, _ = cuda_project.project(x, mask, centre, torch.randn(slices, width))
+    cuda_project.slices_gradient(points, x, mask, centre)
+
+
 def readouts(masked):
     x = torch.randn(4, 8, 98, requires_grad=True)
     masses = torch.softmax(torch.randn(4, 2, 98), -1).requires_grad_()
@@ -109,6 +127,8 @@ def main():
     cuda_sort._launch = sorted_by_torch(cuda_sort._launch)
     for case in DISTANCES:
         distance(*case)
+    for case in PROJECTIONS:
+        projections(*case)
     for masked in (False, True):
         readouts(masked)
     cuda_sort.sort_rows(torch.randn(64, 256, 196, requires_grad=True))[0].sum().backward()

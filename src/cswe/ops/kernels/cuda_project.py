@@ -1,8 +1,15 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """From tokens to projections and back, in Triton: what surrounds the relaxed cost, in few launches.
 
-Tokens are read as they are stored, centred on the way, and multiplied in float32.
+Tokens are read as they are stored and multiplied by tensor cores, yet as exactly as in float32: at small τ the rounding
+of projections is what limits the slope. Factors are cut into parts that tensor cores multiply without rounding. What
+they do round is the running sum, and always towards zero; so they add up a few columns at a time, and the sums of those
+are added in float32. The centre is not subtracted from tokens in half precision, where the difference would not fit,
+but its product from theirs, before the largest part is added. For tokens five deviations away this costs a bit or two.
 """
+
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -14,8 +21,14 @@ from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 BEHIND = tl.constexpr(3e38)
 """Where masked tokens are projected to: behind everything."""
 
-ENOUGH_PARTS = 1024
-"""Programs that keep a large GPU busy with sums of products."""
+UPWARDS = tl.constexpr(4096.0)
+"""Brings what rounding to half precision took from a number up to its size, so that half precision holds that too."""
+
+MULTIPROCESSORS = 132
+"""Of a large GPU: with fewer programs than that, tiles are cut smaller."""
+
+ENOUGH_PARTS = 3 * MULTIPROCESSORS
+"""Programs that a large GPU runs at a time when it adds up products."""
 
 
 @triton.jit
@@ -36,6 +49,37 @@ def centre_pass(reference, centre, M, d, RB: tl.constexpr, DB: tl.constexpr):
 
 
 @triton.jit
+def rounding_products(x, factors):
+    """Give ``x · rᵀ`` for x in half precision, and what r rounding to it takes from float32 factors of size ≤ 2."""
+    rest = (factors - factors.to(tl.float16).to(tl.float32)) * UPWARDS
+    return tl.dot(x, tl.trans(rest.to(tl.float16))) * (1.0 / UPWARDS)
+
+
+@triton.jit
+def high_bits(x):
+    """Round float32 to the 11 bits that tensor cores read of it; the rest then has 12, and seldom the last of them."""
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def products_of_singles(x, factors):
+    """Give ``x · factorsᵀ`` in float32. Triton's own tf32x3 cuts where this rounds, and loses three bits by it."""
+    x_high, high = high_bits(x), tl.trans(high_bits(factors))
+    lesser = tl.dot(x - x_high, high, input_precision="tf32")
+    lesser = tl.dot(x_high, tl.trans(factors) - high, lesser, input_precision="tf32")
+    return tl.dot(x_high, high, lesser, input_precision="tf32")
+
+
+@triton.jit
+def place_in_samples(place, L, N):
+    """Give where tokens lie in a slice of ``(B, L, N)``, counted from the sample that ``place`` begins in."""
+    at = (place // N).to(tl.int64) * (L - 1) * N + place
+    # Not so between two samples, but what a thread takes at a time is as aligned as samples are, and thus in one of
+    # them. Said so that neighbouring threads take neighbouring tokens and not, as in some versions of Triton, slices.
+    return tl.max_contiguous(at, 16)
+
+
+@triton.jit
 def project_pass(
     tokens,
     mask,
@@ -51,36 +95,48 @@ def project_pass(
     ROWS: tl.constexpr,
     LB: tl.constexpr,
     DB: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    EVEN: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
     """Write projections ``(B, L, N)``, squared norms ``(B, N)`` and the largest number of all centred tokens."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    N, count = N // ALIGNED * ALIGNED, count // ALIGNED * ALIGNED  # tells the compiler what they are multiples of
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row = tl.arange(0, ROWS)
     slice_index = tl.program_id(1) * LB + tl.arange(0, LB)
-    exists = row < count
+    exists = row < tl.minimum(count - first, ROWS).to(tl.int32)
     present = exists
     if HAS_MASK:
-        present = exists & (tl.load(mask + row, mask=exists, other=0) != 0)
+        present = exists & (tl.load(mask + first + row, mask=exists, other=0) != 0)
     acc = tl.zeros((ROWS, LB), dtype=tl.float32)
-    square = tl.zeros((ROWS,), dtype=tl.float32)
-    top = tl.zeros((ROWS,), dtype=tl.float32)
+    # By eights, which one thread has: threads need not exchange them before the end.
+    square = tl.zeros((ROWS, DB // 8), dtype=tl.float32)
+    top = tl.zeros((ROWS, DB // 8), dtype=tl.float32)
     for start in range(0, d, DB):
         column = start + tl.arange(0, DB)
-        inside = column < d
+        inside = tl.full((DB,), True, tl.int1) if EVEN else column < d
         read = present[:, None] & inside[None, :]
-        v = tl.load(tokens + row[:, None] * d + column[None, :], mask=read, other=0.0).to(tl.float32)
-        v = tl.where(read, v - tl.load(centre + column, mask=inside, other=0.0)[None, :], 0.0)
-        along = inside[:, None] & (slice_index < L)[None, :]
-        u = tl.load(directions + slice_index[None, :] * d + column[:, None], mask=along, other=0.0)
-        # Not tensor cores: at small τ the rounding of projections is what limits the slope.
-        acc = tl.dot(v, u, acc, input_precision="ieee")
-        square += tl.sum(v * v, 1)
-        top = tl.maximum(top, tl.max(tl.abs(v), 1))
-    at = (row // N * L)[:, None] * N + slice_index[None, :].to(tl.int64) * N + (row % N)[:, None]
-    acc = tl.where(present[:, None], acc, BEHIND)
-    tl.store(projections + at, acc, mask=exists[:, None] & (slice_index < L)[None, :])
+        x = tl.load(tokens + first * d + row[:, None] * d + column[None, :], mask=read, other=0.0)
+        offset = tl.load(centre + column, mask=inside, other=0.0)
+        along = (slice_index < L)[:, None] & inside[None, :]
+        u = tl.load(directions + slice_index[:, None] * d + column[None, :], mask=along, other=0.0)
+        v = x.to(tl.float32) - offset[None, :]
+        eights = tl.reshape(v, (ROWS, DB // 8, 8))
+        square += tl.sum(eights * eights, 2)
+        top = tl.maximum(top, tl.max(tl.abs(eights), 2))
+        if x.dtype == tl.float16:
+            lesser = rounding_products(x, u) - tl.sum(u * offset[None, :], 1)[None, :]
+            acc += tl.dot(x, tl.trans(u.to(tl.float16)), lesser)
+        else:
+            acc += products_of_singles(v, u)
+    sample = first // N
+    at = place_in_samples((first - sample * N).to(tl.int32) + row, L, N)
+    to = projections + sample * L * N + at[None, :] + slice_index.to(tl.int64)[:, None] * N
+    acc = tl.where(present[None, :], tl.trans(acc), BEHIND)
+    tl.store(to, acc, mask=(slice_index < L)[:, None] & exists[None, :])
     if tl.program_id(1) == 0:
-        tl.store(squares + row, square, mask=exists)
-        tl.atomic_max(largest, tl.max(top, 0))
+        tl.store(squares + first + row, tl.where(present, tl.sum(square, 1), 0.0), mask=exists)
+        tl.atomic_max(largest, tl.max(tl.where(present, tl.max(top, 1), 0.0), 0))
 
 
 @triton.jit
@@ -98,29 +154,44 @@ def slices_pass(
     LB: tl.constexpr,
     DB: tl.constexpr,
     KB: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    EVEN: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
     """Write sums of centred tokens by weights ``(B, L, N)``, each part over ``each`` tokens, ``(parts, L, d)``."""
+    N, count = N // ALIGNED * ALIGNED, count // ALIGNED * ALIGNED  # tells the compiler what they are multiples of
     part = tl.program_id(0).to(tl.int64)
+    first = part * each
+    length = tl.minimum(count - first, each).to(tl.int32)
+    k = tl.arange(0, KB)
     slice_index = tl.program_id(1) * LB + tl.arange(0, LB)
     column = tl.program_id(2) * DB + tl.arange(0, DB)
-    inside = column < d
+    inside = tl.full((DB,), True, tl.int1) if EVEN else column < d
     offset = tl.load(centre + column, mask=inside, other=0.0)
-    acc = tl.zeros((LB, DB), dtype=tl.float32)
-    for start in range(part * each, tl.minimum(part * each + each, count), KB):
-        k = start + tl.arange(0, KB).to(tl.int64)
-        present = (k < count) & (k < part * each + each)
+    sample = first // N
+    place = (first - sample * N).to(tl.int32) + k
+    of_slice = weights + sample * L * N + slice_index.to(tl.int64)[:, None] * N
+    acc = tl.zeros((DB, LB), dtype=tl.float32)
+    for start in range(0, length, KB):
+        here = first + start
+        present = k < length - start
         if HAS_MASK:
-            present = present & (tl.load(mask + k, mask=present, other=0) != 0)
+            present = present & (tl.load(mask + here + k, mask=present, other=0) != 0)
         read = (slice_index < L)[:, None] & present[None, :]
-        at = ((k // N) * L)[None, :] * N + slice_index[:, None].to(tl.int64) * N + (k % N)[None, :]
-        weight = tl.load(weights + at, mask=read, other=0.0)
+        weight = tl.load(of_slice + place_in_samples(place + start, L, N)[None, :], mask=read, other=0.0)
         read = present[:, None] & inside[None, :]
-        v = tl.load(tokens + k[:, None] * d + column[None, :], mask=read, other=0.0).to(tl.float32)
-        v = tl.where(read, v - offset[None, :], 0.0)
-        acc = tl.dot(weight, v, acc, input_precision="tf32x3")
+        x = tl.load(tokens + here * d + k[:, None] * d + column[None, :], mask=read, other=0.0)
+        if x.dtype == tl.float16:
+            # Weights may have any size, half precision has not: each slice has a unit, a power of two.
+            unit = tl.maximum(tl.max(weight.to(tl.int32, bitcast=True) & 0x7F800000, 1), 0x00800000)
+            weight *= (0x7F000000 - unit).to(tl.float32, bitcast=True)[:, None]
+            lesser = rounding_products(tl.trans(x), weight) - offset[:, None] * tl.sum(weight, 1)[None, :]
+            products = tl.dot(tl.trans(x), tl.trans(weight.to(tl.float16)), lesser)
+            acc += products * unit.to(tl.float32, bitcast=True)[None, :]
+        else:
+            acc += products_of_singles(tl.trans(x.to(tl.float32) - offset[None, :]), weight)
     at = (part * L + slice_index)[:, None] * d + column[None, :]
-    tl.store(partial + at, acc, mask=(slice_index < L)[:, None] & inside[None, :])
+    tl.store(partial + at, tl.trans(acc), mask=(slice_index < L)[:, None] & inside[None, :])
 
 
 @triton.jit
@@ -173,24 +244,54 @@ def centre_of(reference: Tensor) -> Tensor:
     return result
 
 
-def _slice_tile(slices: int) -> int:
-    return max(16, min(64, power_of_two(slices)))
+class _Tile(NamedTuple):
+    """What one program of :func:`project_pass` takes at a time."""
+
+    rows: int
+    slices: int
+    columns: int
+    warps: int
+    registers: int
+
+
+# Large tiles read less; small ones make more programs, where else most of the GPU would wait for a few.
+HALF_TILES = (_Tile(128, 64, 64, 8, 128), _Tile(64, 64, 64, 4, 128), _Tile(64, 16, 64, 4, 128))
+SINGLE_TILES = (_Tile(64, 64, 32, 4, 168), _Tile(16, 32, 64, 4, 168))
+
+
+@lru_cache
+def _tile(rows: int, slices: int, dtype: torch.dtype) -> _Tile:
+    tiles = HALF_TILES if dtype == torch.float16 else SINGLE_TILES
+    enough = (tile for tile in tiles if cdiv(rows, tile.rows) * cdiv(slices, tile.slices) >= MULTIPROCESSORS)
+    tile = next(enough, tiles[-1])
+    return tile._replace(slices=_slice_tile(slices, tile.slices))
+
+
+def _slice_tile(slices: int, most: int) -> int:
+    return max(16, min(most, power_of_two(slices)))
+
+
+def _alignment(count: int) -> int:
+    return 4 if count % 4 == 0 else 1
 
 
 def project(tokens: Tensor, mask: Tensor | None, centre: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Give projections ``(B, L, N)``, squared norms ``(B, N)`` and the largest number of the centred tokens.
 
-    Masked tokens are projected behind all others and have no norm.
+    Masked tokens are projected behind all others and have no norm. For tokens in half precision, no number of the
+    directions may be larger than 2.
     """
     batch, count, width = tokens.shape
     slices, rows = directions.shape[0], batch * count
     projections = torch.empty((batch, slices, count), dtype=torch.float32, device=tokens.device)
     squares = torch.empty((batch, count), dtype=torch.float32, device=tokens.device)
     largest = torch.zeros((), dtype=torch.float32, device=tokens.device)
-    tile = _slice_tile(slices)
-    project_pass[(cdiv(rows, 64), cdiv(slices, tile))](
+    tile = _tile(rows, slices, tokens.dtype)
+    project_pass[(cdiv(rows, tile.rows), cdiv(slices, tile.slices))](
         tokens, tokens if mask is None else mask, centre, directions, projections, squares, largest,
-        rows, count, slices, width, ROWS=64, LB=tile, DB=32, HAS_MASK=mask is not None, num_warps=4,
+        rows, count, slices, width, ROWS=tile.rows, LB=tile.slices, DB=tile.columns, ALIGNED=_alignment(count),
+        EVEN=width % tile.columns == 0, HAS_MASK=mask is not None,
+        num_warps=tile.warps, num_stages=3, maxnreg=tile.registers,
     )  # fmt: skip
     return projections, squares, largest
 
@@ -199,15 +300,16 @@ def slices_gradient(weights: Tensor, tokens: Tensor, mask: Tensor | None, centre
     """Give the sums of the centred tokens by their weights ``(B, L, N)``, ``(L, d)``."""
     batch, slices, count = weights.shape
     width, rows = tokens.shape[-1], batch * count
-    tile = _slice_tile(slices)
+    tile, at_a_time = _slice_tile(slices, 64), 64 if tokens.dtype == torch.float16 else 32
     blocks = cdiv(slices, tile), cdiv(width, 64)
-    parts = max(1, min(cdiv(rows, 128), ENOUGH_PARTS // (blocks[0] * blocks[1])))
-    each = cdiv(cdiv(rows, parts), 32) * 32
+    parts = max(1, min(cdiv(rows, at_a_time), ENOUGH_PARTS // (blocks[0] * blocks[1])))
+    each = cdiv(cdiv(rows, parts), at_a_time) * at_a_time
     parts = cdiv(rows, each)
     partial = torch.empty((parts, slices, width), dtype=torch.float32, device=tokens.device)
     slices_pass[(parts, *blocks)](
         weights, tokens, tokens if mask is None else mask, centre, partial, rows, count, slices, width, each,
-        LB=tile, DB=64, KB=32, HAS_MASK=mask is not None, num_warps=4,
+        LB=tile, DB=64, KB=at_a_time, ALIGNED=_alignment(count), EVEN=width % 64 == 0, HAS_MASK=mask is not None,
+        num_warps=4, num_stages=3, maxnreg=168,
     )  # fmt: skip
     return partial.sum(0)
 
