@@ -13,14 +13,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 import cswe.ops.kernels.cuda as way
 from cswe.ops import SoftSort, swgg
-from cswe.ops.kernels import Problem, backend, cuda_sort, dense
+from cswe.ops.kernels import Problem, backend, cuda_sort
 from cswe.ops.measure import Measure, centre_of
-
-SETTINGS = {
-    "vit": (1024, 196, 192, 64, 0.01),
-    "long": (128, 512, 256, 32, 0.001),
-    "wide": (32, 100, 1280, 64, 0.01),
-}
 
 
 def problem_of(B, N, d, L, tau, dtype=torch.float16, seed=0):
@@ -36,50 +30,34 @@ def problem_of(B, N, d, L, tau, dtype=torch.float16, seed=0):
 
 
 def median_ms(run, repeats=15):
+    """Time steps one after another: as in a training loop the host may run ahead, and where it cannot, that counts."""
     for _ in range(3):
         run()
     torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for start, stop in events:
         start.record()
         run()
         stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return sorted(times)[len(times) // 2]
+    torch.cuda.synchronize()
+    times = sorted(start.elapsed_time(stop) for start, stop in events)
+    return times[len(times) // 2]
 
 
 def error(a, b):
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 
-def dense_reference(problem, grad):
-    """Value, slope and gradient of the targets in float64, in blocks of samples."""
-    values, slopes, total = [], [], 0
-    for i in range(0, problem.points.shape[0], 4):
-        part = problem.samples(i, i + 4)
-        part = part._replace(
-            points=part.points.double().requires_grad_(),
-            tokens=part.tokens.double(),
-            squares=part.squares.double(),
-            targets=part.targets.double().requires_grad_(),
-            centre=part.centre.double(),
-        )
-        value = dense.value(part)
-        slopes.append(torch.autograd.grad(value.sum(), part.points, retain_graph=True)[0])
-        total = total + torch.autograd.grad((value * grad[i : i + 4]).sum(), part.targets)[0]
-        values.append(value.detach())
-    return torch.cat(values), torch.cat(slopes), total
-
-
+# Passes are timed one by one, so that a variant may change something of several of them.
 VARIANTS = [
     {},
-    {"shared_warps": 4, "shared_registers": 168, "target_stages": 3, "chunk_width": 32, "chunk_stages": 3},
-    {"shared_warps": 4, "shared_registers": None, "target_registers": None, "chunk_width": 32, "chunk_stages": 2},
-    {"shared_lines": 128, "shared_registers": None, "target_samples": 2, "target_stages": 3, "chunk_registers": 104},
-    {"state_bytes": 48 << 20, "target_samples": 1, "target_stages": 4},
+    {"target_registers": 144, "chunk_registers": 124, "shared_registers": 224},
+    {"target_registers": 184, "chunk_registers": 116, "shared_stages": 2},
+    {"target_registers": 160, "target_stages": 3, "shared_stages": 4},
 ]
+
+
+VARIED = ("vit fp16 0.01", "long fp16")
 
 
 def kernel_times(run, repeats=5):
@@ -96,37 +74,20 @@ def kernel_times(run, repeats=5):
     return {e.key: e.self_device_time_total / repeats / 1000 for e in trace.key_averages() if e.self_device_time_total}
 
 
-def variants(setting, dtype, report, only=None):
-    problem = problem_of(*SETTINGS[setting], dtype=dtype)
-    grad = torch.rand(problem.points.shape[:2], device="cuda") + 0.5
-    small = problem_of(8, *SETTINGS[setting][1:], dtype=dtype, seed=1)
-    small_grad = torch.rand(small.points.shape[:2], device="cuda") + 0.5
-    if only is None:
-        value, slope, targets = dense_reference(small, small_grad)
+def variants(setting, report, only=None):
+    """Time every kernel of a step under other tunings."""
     for index, change in enumerate(VARIANTS):
         if only is not None and index != only:
             continue
         way.tuning = way.Tuning()._replace(**change)
         try:
-            if only is not None:
-                way.value_and_slope(problem, True)
-                way.targets_gradient(problem, grad)
-                continue
-            forward = kernel_times(lambda: way.value_and_slope(problem, True))
-            backward = kernel_times(lambda: way.targets_gradient(problem, grad))
-            a, b = way.value_and_slope(small, True)
-            errors = error(a, value), error(b, slope), error(way.targets_gradient(small, small_grad), targets)
+            _, _, run = whole(**CASES[setting], dense_too=False)
+            times = kernel_times(run)
+            top = sorted(times.items(), key=lambda item: -item[1])[:14]
+            parts = ", ".join(f"{name.split('_pass')[0][:14]} {time:.3f}" for name, time in top)
+            report(f"{setting} {change} {sum(times.values()):.3f} = {parts}")
         except Exception as problem_met:
-            report(f"{setting} {dtype} {change}: {type(problem_met).__name__} {str(problem_met)[:80]}")
-            continue
-
-        def table(times):
-            top = sorted(times.items(), key=lambda item: -item[1])[:7]
-            return f"{sum(times.values()):.3f} = " + ", ".join(f"{k.split('_pass')[0][:12]} {v:.3f}" for k, v in top)
-
-        report(f"{setting} {str(dtype)[6:]} {change} errors {' '.join(f'{e:.1e}' for e in errors)}")
-        report(f"      value and slope {table(forward)}")
-        report(f"      targets {table(backward)}")
+            report(f"{setting} {change}: {type(problem_met).__name__} {str(problem_met)[:80]}")
     way.tuning = way.Tuning()
 
 
@@ -276,7 +237,7 @@ def ragged_case():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--warm", type=int)
-    parser.add_argument("--do", default="variants,sort,whole,profile")
+    parser.add_argument("--do", default="warm,variants,sort,whole,profile")
     options = parser.parse_args()
     lines = []
 
@@ -285,18 +246,19 @@ def main():
         print(line, flush=True)
 
     if options.warm is not None:
-        variants("vit", torch.float16, report, only=options.warm)
+        for setting in VARIED:
+            variants(setting, report, only=options.warm)
         return
     do = options.do.split(",")
-    if "variants" in do:
+    if "warm" in do:  # several processes compile at a time
         count = len(VARIANTS)
         command = [sys.executable, __file__, "--warm"]
         workers = [subprocess.Popen([*command, str(i)], stderr=subprocess.DEVNULL) for i in range(count)]
         for worker in workers:
             worker.wait()
-        print("warm", flush=True)
-        variants("vit", torch.float16, report)
-        way.tuning = way.Tuning()
+    if "variants" in do:
+        for setting in VARIED:
+            variants(setting, report)
     if "sort" in do:
         for shape in [(1024, 196, 64), (128, 256, 64), (32, 100, 64)]:
             values = torch.randn(*shape, device="cuda").transpose(1, 2)
