@@ -132,11 +132,13 @@ def choose(search: Search, results: Iterable[Result]) -> list[dict[str, Any]]:
 
 
 def read_choices(search: Search, folders: Iterable[Path]) -> dict[Key, dict[str, Any]]:
-    """Return what was chosen; what an earlier folder has counts."""
+    """Return what was chosen; what an earlier folder has counts, and nothing that was chosen among fewer points."""
     found: dict[Key, dict[str, Any]] = {}
+    points = {" ".join(point) for point in search.grid}
     for folder in folders:
         for entry in read_lines(folder / search.file, "chosen"):
-            found.setdefault((entry["layer"], entry["pooling"], entry["seed"]), entry)
+            if points <= entry["tried"].keys():
+                found.setdefault((entry["layer"], entry["pooling"], entry["seed"]), entry)
     return found
 
 

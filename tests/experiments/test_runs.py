@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -227,10 +228,32 @@ def test_final_runs_wait_for_their_own_choice_alone(tmp_path):
 
 
 def test_choices_of_an_earlier_folder_count(tmp_path):
-    entry = {"layer": 6, "pooling": "gap", "seed": None, "validation": 0.5, "tried": {}}
+    tried = {" ".join(point): 0.5 for point in IMAGES.grid}
+    entry = {"layer": 6, "pooling": "gap", "seed": None, "validation": 0.5, "tried": tried}
     for name, point in (("a", IMAGES.grid[1]), ("b", IMAGES.grid[2])):
         write_lines(tmp_path / name / IMAGES.file, {}, "chosen", [{**entry, "choices": list(point)}])
     assert chosen_by(IMAGES, [tmp_path / "a", tmp_path / "b"]) == {(6, "gap", None): IMAGES.grid[1]}
+
+
+def test_a_choice_among_fewer_points_is_made_again(tmp_path):
+    wider = replace(IMAGES, grid=(*IMAGES.grid, ("weight_decay=0.9", "dropout=0.9", "lr=0.9")))
+    results = [Scored(task.cell, 0.5) for task in STUDIES["images-tuning"].tasks({})]
+    note_choices(IMAGES, results, [tmp_path])
+    assert len(chosen_by(IMAGES, [tmp_path])) == len(IMAGES.sought)
+    assert chosen_by(wider, [tmp_path]) == {}
+    note_choices(wider, results, [tmp_path])  # the new point has not been run
+    assert chosen_by(wider, [tmp_path]) == {}
+    assert len(chosen_by(IMAGES, [tmp_path])) == len(IMAGES.sought)  # nothing is lost meanwhile
+
+
+def test_final_runs_of_another_choice_are_made_again(work, tmp_path):
+    def final(epochs):
+        plan = Plan(("mean",), (2,), 1, layers=(6,), choices=(f"epochs={epochs}", *TINY[1:]))
+        return Study("final", "proteins", lambda chosen: [Entry(plan, 0, "sets")], replace(IMAGES, sought=()))
+
+    assert [work(final(epochs))[0].run() for epochs in (1, 1, 2, 2)] == [1, 0, 1, 0]
+    assert [result.cell.recipe.optimization.epochs for result in read_study(tmp_path / "out", "final").values()] == [2]
+    assert work(final(1), again=True)[0].run() == 0  # what is known is not of this recipe
 
 
 def everything(study):

@@ -240,7 +240,7 @@ def centre_of(reference: Tensor) -> Tensor:
     """Give one vector to subtract from tokens and reference."""
     count, width = reference.shape
     result = torch.empty(width, dtype=torch.float32, device=reference.device)
-    centre_pass[(cdiv(width, 64),)](reference, result, count, width, RB=16, DB=64, num_warps=1)
+    centre_pass[(cdiv(width, 64),)](reference, result, count, width, RB=128, DB=64, num_warps=8)
     return result
 
 
