@@ -195,8 +195,9 @@ def _shared_states(problem: Problem, scale: Tensor, parts: Halves, natural: Tens
         _or(natural, problem.points), problem.points, problem.order, problem.squares if of_tokens else scale,
         parts.tokens if of_tokens else parts.high, into.high, into.mass, into.scalar,
         partners, *strides, count, width, _rate(problem),
-        C=tuning.chunk, P=together, LINES=lines, KB=tuning.shared_ranks, DB=piece, MORE=more, TOKENS=of_tokens,
-        STAGES=tuning.shared_stages, num_warps=tuning.shared_warps, maxnreg=tuning.shared_registers,
+        C=tuning.chunk, P=together, LINES=lines, KB=tuning.shared_ranks, DB=piece, MORE=more,
+        EVEN=width % (piece + more) == 0, TOKENS=of_tokens, STAGES=tuning.shared_stages,
+        num_warps=tuning.shared_warps, maxnreg=tuning.shared_registers,
     )  # fmt: skip
     return into
 

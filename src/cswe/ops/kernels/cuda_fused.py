@@ -174,8 +174,17 @@ def chunk_pass(
             columns = first + tl.arange(0, DB)
             inside = (columns < d) | EVEN
             read = present[:, None] & inside[None, :]
-            v = tl.load(tokens + at[:, None] + columns[None, :], mask=read, other=0.0)
-            t, t_low = target_rows(high, low, targets, ranks, present, columns, inside, length, M, d, MIXED, PRECISE)
+            if EVEN and not MIXED:
+                # Absent ranks are far away: whatever is read for them has no weight, and nothing need be masked.
+                v = tl.load(tokens + at[:, None] + columns[None, :])
+                t_at = (tl.minimum(ranks, length - 1) * d)[:, None] + columns[None, :]
+                t = tl.load(high + t_at)
+                t_low = tl.load(low + t_at) if PRECISE else t
+            else:
+                v = tl.load(tokens + at[:, None] + columns[None, :], mask=read, other=0.0)
+                t, t_low = target_rows(
+                    high, low, targets, ranks, present, columns, inside, length, M, d, MIXED, PRECISE
+                )
             f = both_sides(token_states, state, has_left, has_right, columns, inside, d)
             gram = tl.dot(t, tl.trans(v), gram)
             along_targets = tl.dot(t, f, along_targets)

@@ -16,10 +16,10 @@ from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed
 
 
 @triton.jit
-def _tile(rows, k, present, columns, d):
-    return tl.load(
-        rows + (k * d)[:, None] + columns[None, :], mask=present[:, None] & (columns < d)[None, :], other=0.0
-    )
+def _tile(rows, k, N, columns, d, EVEN: tl.constexpr):
+    """Load rows; those behind the last have no weight, so that any other will do for them."""
+    at = rows + (tl.minimum(k, N - 1) * d)[:, None] + columns[None, :]
+    return tl.load(at) if EVEN else tl.load(at, mask=(columns < d)[None, :], other=0.0)
 
 
 @triton.jit
@@ -44,6 +44,7 @@ def shared_states_pass(
     KB: tl.constexpr,
     DB: tl.constexpr,
     MORE: tl.constexpr,
+    EVEN: tl.constexpr,
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -86,9 +87,9 @@ def shared_states_pass(
     for start in tl.range(0, N, KB, num_stages=STAGES):
         k = start + tl.arange(0, KB)
         present = k < N
-        x = _tile(rows, k, present, columns, d)
+        x = _tile(rows, k, N, columns, d, EVEN)
         if MORE:
-            more_x = _tile(rows, k, present, more_columns, d)
+            more_x = _tile(rows, k, N, more_columns, d, EVEN)
         read = exists[:, None] & present[None, :]
         # What is not a number counts nowhere.
         value = tl.load(values + (at * N)[:, None] + k[None, :], mask=read, other=float("nan"))

@@ -88,7 +88,8 @@ def _inside_weights(
     taking = tl.load(points + at, mask=read, other=0.0) * rate
     c = tl.load(scale + at, mask=read, other=0.0) * factor[None, :]
     at = row[:, None] * N + ranks[None, :]
-    giving = tl.load(points + at, mask=(sample < last_sample)[:, None] & present[None, :], other=0.0) * rate
+    # What is absent lies far away from everything.
+    giving = tl.load(points + at, mask=(sample < last_sample)[:, None] & present[None, :], other=1e30) * rate
     kernel = decayed(taking[:, :, None] - giving[None, :, :]) * c[:, :, None]
     return tl.reshape(kernel, (C, SAMPLES * C))
 
@@ -107,16 +108,19 @@ def _inside(
     PRECISE: tl.constexpr,
     HAS_LOW: tl.constexpr,
 ):
-    """Add what the chunk's own tokens send, some columns of it; ``token`` are their numbers, by rank."""
+    """Add what the chunk's own tokens send, some columns of it; ``token`` are their numbers, by rank.
+
+    ``EVEN``: all columns exist, and tokens that do not are some other's number and have no weight: nothing is masked.
+    """
     at = (token * d)[:, None] + columns[None, :]
-    read = present[:, None] & ((columns < d) | EVEN)[None, :]
-    v = tl.load(tokens + at, mask=read, other=0.0)
+    read = present[:, None] & (columns < d)[None, :]
+    v = tl.load(tokens + at) if EVEN else tl.load(tokens + at, mask=read, other=0.0)
     high, low = split(kernel)
     acc = tl.dot(high, v, acc)
     if PRECISE:
         acc = tl.dot(low, v, acc)
         if HAS_LOW:
-            v_low = tl.load(tokens_low + at, mask=read, other=0.0)
+            v_low = tl.load(tokens_low + at) if EVEN else tl.load(tokens_low + at, mask=read, other=0.0)
             acc = tl.dot(high, v_low, acc)
     return acc
 
@@ -199,7 +203,7 @@ def targets_pass(
             C, TOGETHER,
         )  # fmt: skip
         skipped = (slice_index * 0 + index) * N * d
-        row = token + own * N
+        row = tl.where(index < left, token + own * N, 0)
         acc = _inside(
             acc, kernel, tokens + skipped, tokens_low + skipped, row, index < left, columns, d, EVEN, PRECISE, HAS_LOW
         )
