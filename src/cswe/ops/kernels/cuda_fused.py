@@ -16,7 +16,7 @@ A token's squared norm is one more column of V, met by the rank's mass in T: add
 import triton
 import triton.language as tl
 
-from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, sample_length, sign_of, target_rows
+from cswe.ops.kernels.cuda_rows import FAR, WEIGHT_UNIT, decayed, sample_length, sign_of, target_rows
 
 
 @triton.jit
@@ -152,7 +152,7 @@ def chunk_pass(
         ranks = start + tl.arange(0, C)
         present = ranks < length
         # What is absent lies far away from everything.
-        s = tl.load(points + ranks, mask=present, other=1e30)
+        s = tl.load(points + ranks, mask=present, other=FAR)
         c = tl.load(scale + row * N + ranks, mask=present, other=0.0)
         token = tl.load(order + row * N + ranks, mask=present, other=0).to(tl.int32)
         mass = 1.0 / length

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from cswe.ops.kernels.cuda_prepare import TOKEN_BITS
 from cswe.ops.kernels.cuda_project import root_of
-from cswe.ops.kernels.cuda_rows import WEIGHT_UNIT, decayed, mixed_targets, sign_of, split, unit_for
+from cswe.ops.kernels.cuda_rows import FAR, WEIGHT_UNIT, decayed, mixed_targets, sign_of, split, unit_for
 
 
 @triton.jit
@@ -33,12 +33,12 @@ def _present(mask, sample, N, NB: tl.constexpr, HAS_MASK: tl.constexpr):
 
 @triton.jit
 def _load_set(projections, mask, line, sample, N, NB: tl.constexpr, HAS_MASK: tl.constexpr):
-    """Give the projections of a set, which of its tokens there are, and how many."""
+    """Give the projections of a set, which of its tokens there are, and how many. Absent ones are far behind."""
     present = _present(mask, sample, N, NB, HAS_MASK)
     length = N
     if HAS_MASK:
         length = tl.sum(present.to(tl.int32), 0)
-    return tl.load(projections + line * N + tl.arange(0, NB), mask=present, other=0.0), present, length
+    return tl.load(projections + line * N + tl.arange(0, NB), mask=present, other=FAR), present, length
 
 
 @triton.jit
@@ -135,8 +135,7 @@ def cost_pass(
     slice_index = line % L
     token = tl.arange(0, NB)
     p, present, length = _load_set(projections, mask, line, sample, N, NB, HAS_MASK)
-    pair = present[:, None] & present[None, :]
-    rank = tl.sum((_precedes(p[:, None] - p[None, :], NB) & pair).to(tl.int32), 1)
+    rank = tl.sum(_precedes(p[:, None] - p[None, :], NB).to(tl.int32), 1)
     square = tl.load(squares + sample * N + token, mask=present, other=0.0)
     unit = 1.0
     if not PRECISE:
@@ -167,9 +166,9 @@ def cost_pass(
         per_square = 1.0 / length
     w = product * per_product + square[None, :] * per_square
     # Read once more: gaps would take a tile of registers through the loop, and leave too few.
-    p = tl.load(projections + line * N + token, mask=present, other=0.0, volatile=True)
+    p = tl.load(projections + line * N + token, mask=present, other=FAR, volatile=True)
     gap = p[:, None] - p[None, :]
-    kernel = tl.where(pair, decayed(gap * rate), 0.0)
+    kernel = decayed(gap * rate)
     c = tl.where(present, 1.0 / tl.maximum(tl.sum(kernel, 1), 1.0), 0.0)
     mean = c * tl.sum(kernel * w, 1)
     factor = per_tau
@@ -249,9 +248,8 @@ def ranked_pass(
         p, present, length = _load_set(projections, mask, line, sample, N, NB, HAS_MASK)
         if REFERENCE:
             gap = p[:, None] - p[None, :]
-            pair = present[:, None] & present[None, :]
-            rank = tl.sum((_precedes(gap, NB) & pair).to(tl.int32), 1)
-            kernel = tl.where(pair, decayed(gap * rate), 0.0)
+            rank = tl.sum(_precedes(gap, NB).to(tl.int32), 1)
+            kernel = decayed(gap * rate)
             weight = kernel * (per_weight / tl.maximum(tl.sum(kernel, 1), 1.0))[:, None]
             square = tl.load(squares + row, mask=present, other=0.0)
             total += tl.sum(tl.sum(weight * square[None, :], 1), 0) / (per_weight * M)
@@ -331,10 +329,9 @@ def back_pass(
         p, present, length = _load_set(projections, mask, line, sample, N, NB, HAS_MASK)
         # Here columns are the tokens that are ranked, rows those that they take from.
         gap = p[:, None] - p[None, :]
-        pair = present[:, None] & present[None, :]
         precedes = (gap < 0) | ((gap == 0) & (token[:, None] < token[None, :]))
-        rank = tl.sum((precedes & pair).to(tl.int32), 0)
-        kernel = tl.where(pair, decayed(gap * rate), 0.0)
+        rank = tl.sum(precedes.to(tl.int32), 0)
+        kernel = decayed(gap * rate)
         kernel = kernel / tl.maximum(tl.sum(kernel, 0), 1.0)[None, :]
         w = tl.load(weights + line)
         per_square = w / length

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cswe.ops.kernels.cuda_project import project
-from cswe.ops.kernels.cuda_rows import decayed, rate_of, sign_of
+from cswe.ops.kernels.cuda_rows import FAR, decayed, rate_of, sign_of
 from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 
 MOST_POINTS = 1024
@@ -28,9 +28,6 @@ MOST_POINTS = 1024
 
 FEW_PAIRS = 1 << 22
 """So many pairs of all slices are no matter of memory; more of them must be fewer than the numbers in the tokens."""
-
-FAR = tl.constexpr(1e30)
-"""Where points are that do not exist: no kernel reaches there, and nothing overflows."""
 
 
 @triton.jit

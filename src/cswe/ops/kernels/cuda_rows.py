@@ -17,6 +17,10 @@ WEIGHT_UNIT = tl.constexpr(1024.0)
 """Keeps weights · 1/Z, at least 1/N at the nearest point, in the range of normal half-precision numbers."""
 
 
+FAR = tl.constexpr(1e30)
+"""Where points are that do not exist: no kernel reaches there, and gaps to it do not overflow."""
+
+
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     """Launch kernels on a tensor's device, on its current stream; interpreted ones run on the CPU."""
     return torch.cuda.device_of(tensor) if tensor.is_cuda else contextlib.nullcontext()

@@ -12,7 +12,7 @@ atomics: the same result in every run. Gradients need no more than half-precisio
 import triton
 import triton.language as tl
 
-from cswe.ops.kernels.cuda_rows import decayed, sample_length, split
+from cswe.ops.kernels.cuda_rows import FAR, decayed, sample_length, split
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def _inside_weights(
     c = tl.load(scale + at, mask=read, other=0.0) * factor[None, :]
     at = row[:, None] * N + ranks[None, :]
     # What is absent lies far away from everything.
-    giving = tl.load(points + at, mask=(sample < last_sample)[:, None] & present[None, :], other=1e30) * rate
+    giving = tl.load(points + at, mask=(sample < last_sample)[:, None] & present[None, :], other=FAR) * rate
     kernel = decayed(taking[:, :, None] - giving[None, :, :]) * c[:, :, None]
     return tl.reshape(kernel, (C, SAMPLES * C))
 
