@@ -29,7 +29,7 @@ from cswe.ops.kernels.problem import Problem
 ENOUGH_PROGRAMS = 4096
 """Programs that keep a large GPU busy."""
 
-PARTIAL_BYTES = 256 << 20
+PARTIAL_BYTES = 320 << 20
 """What partial sums of a gradient may take."""
 
 
