@@ -145,15 +145,15 @@ class Worker:
         if self.only and not any(text in task.cell.name or text in task.store for text in self.only):
             return False
         found = done.get(task.cell.name)
+        if found is not None and not self.rehearse and found.cell.recipe != task.cell.recipe:
+            if task.study.search is None:
+                raise ValueError(
+                    f"{task.study.name}, {task.cell.name}: is known with another recipe "
+                    f"({found.cell.recipe.difference(task.cell.recipe)}); remove it from the results first"
+                )
+            found = None  # of a choice that was made among fewer points
         if found is None:
             return not self.again and not self._mark(task, "failed").exists()
-        if not self.rehearse and found.cell.recipe != task.cell.recipe:
-            if task.study.search is not None:  # of a choice that was made among fewer points
-                return not self.again and not self._mark(task, "failed").exists()
-            raise ValueError(
-                f"{task.study.name}, {task.cell.name}: is known with another recipe "
-                f"({found.cell.recipe.difference(task.cell.recipe)}); remove it from the results first"
-            )
         return self.again and not self._mark(task, "again").exists() and not self._mark(task, "failed").exists()
 
     def _mark(self, task: Task, what: str) -> Path:

@@ -121,6 +121,16 @@ def test_tables():
     assert "| 50 ms | 50× |" in text
 
 
+def test_times_from_a_graph_have_a_column_where_there_are_some():
+    with_graphs = report()
+    ways = with_graphs["settings"][0]["ways"]
+    ways["dense"]["captured_ms"], ways["cpu"]["captured_ms"] = 600.0, 10.0
+    text = tables.markdown(with_graphs)
+    assert "| way | time | captured | peak memory |" in text
+    assert "cpu | 20 ms (40.0×) | 10 ms (60.0×) | 8.0 MiB (80.0×) | 0e+00 |" in text
+    assert "captured" not in tables.markdown(report())
+
+
 def test_tables_of_older_reports():
     older = report()
     del older["lapsum"]

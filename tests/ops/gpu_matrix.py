@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
+from cswe.bench.meter import capture
 from cswe.nn import SWEPool
 from cswe.nn.projected import ProjectedSets
 from cswe.ops import SoftSort, swgg
@@ -327,9 +328,11 @@ def check_readouts(device):
         expected += differentiated(lambda s, p=present, m=points: quantiles_of_sorted(s, p, m), torch.float64, ranked)
         if count > 1:  # one value has no moments but its mean
             worst = [max(w, error(f, e)) for w, f, e in zip(worst, found, expected, strict=True)]
-    # By values, neighbouring J(t) are subtracted that differ by one mass in thousands.
-    assert max(worst) < 1e-4, worst
-    assert max(worst[0], worst[3]) < VALUES, worst
+    # By values, neighbouring J(t) are subtracted, which differ by one mass in thousands where sets are large.
+    by_values = worst.pop(1)
+    assert max(worst) < 2e-5, worst
+    assert by_values < (2e-5 if device == "cpu" else 1e-4), by_values
+    worst.insert(1, by_values)
     return " ".join(f"{e:.1e}" for e in worst)
 
 
@@ -465,16 +468,9 @@ def check_captured():
             value.sum().backward()
             return value.detach(), y.grad, slices.grad
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = step()
+        replay = capture(step)
         x.copy_(draw(3, count, 64, seed=3))
-        graph.replay()
+        found = replay()
         found = [tensor.clone() for tensor in found]
         assert all(torch.equal(f, e) for f, e in zip(found, step(), strict=True)), (count, masked)
 

@@ -47,7 +47,7 @@ def measure_here(operation: str, who: str, setting: Setting, device: str, second
     except torch.OutOfMemoryError:
         return {"skipped": "out of memory"}
     times = _times(run, device, seconds)
-    captured = _capture(run) if device == "cuda" else None
+    captured = _captured(run) if device == "cuda" else None
     return {
         # The best: what lies above it is what else the machine was doing.
         "ms": 1e3 * min(times),
@@ -76,7 +76,7 @@ def available_bytes(device: str) -> int:
 
 def _times(run: Operation, device: str, seconds: float) -> list[float]:
     if device == "cuda":
-        return _times_on_gpu(run, seconds)
+        return times_on_gpu(run, seconds)
     run()
     times: list[float] = []
     while len(times) < 3 or (sum(times) < seconds and len(times) < 100):
@@ -88,7 +88,7 @@ def _times(run: Operation, device: str, seconds: float) -> list[float]:
     return times
 
 
-def _times_on_gpu(run: Operation, seconds: float) -> list[float]:
+def times_on_gpu(run: Operation, seconds: float) -> list[float]:
     """Time runs one after another: as in a training loop the host may be ahead; where it cannot be, that counts."""
     times: list[float] = []
     count = 1
@@ -105,25 +105,30 @@ def _times_on_gpu(run: Operation, seconds: float) -> list[float]:
     return times
 
 
-def _capture(run: Operation) -> Operation | None:
-    """Capture an operation in a CUDA graph, as a training loop may; ``None`` where something in it cannot be."""
+def capture(run: Operation) -> Operation:
+    """Capture an operation in a CUDA graph, as a training loop may; what comes back replays it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    try:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph):
-            result = run()
-    except (RuntimeError, torch.OutOfMemoryError):
-        return None
+    with torch.cuda.graph(graph):
+        result = run()
 
     def replay() -> torch.Tensor:
         graph.replay()
         return result
 
     return replay
+
+
+def _captured(run: Operation) -> Operation | None:
+    """Capture an operation, if nothing in it stands against that."""
+    try:
+        return capture(run)
+    except (RuntimeError, torch.OutOfMemoryError):
+        return None
 
 
 def _with_peak_memory(run: Operation, device: str) -> tuple[torch.Tensor, float | None]:

@@ -10,20 +10,24 @@ from cswe._extras import require
 Report = dict[str, Any]
 
 TIME = {"ms": "time"}
+CAPTURED = (
+    "*Captured*: the same, replayed from a CUDA graph, so that nothing waits for Python; both sides of a ratio are."
+)
 
 
 def markdown(report: Report) -> str:
     """Write a report as Markdown."""
+    times = _times(report["settings"])
     parts = [
         f"**{report['device']}** · commit {report['commit'] or 'unknown'} · {report['date']} · "
         + ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
         f"`{report['command']}`",
         "Relaxed SWGG, forward and backward to slices and reference: the best of several runs, and the peak of memory "
         "beyond the inputs. In brackets: how many times better than `dense` in the same run.",
-        *_captured_note(report),
+        *([CAPTURED] if "captured_ms" in times else []),
         _table(
-            ["B, N, d, L, τ", "way", *_times(report["settings"]).values(), "peak memory", "differs by"],
-            [row for cell in report["settings"] for row in _rows(cell, "dense", _times(report["settings"]))],
+            ["B, N, d, L, τ", "way", *times.values(), "peak memory", "differs by"],
+            [row for cell in report["settings"] for row in _rows(cell, "dense", times)],
         ),
         *_lapsum(report),
         "Growth with N, all else fixed "
@@ -89,14 +93,6 @@ def _lapsum(report: Report) -> list[str]:
             ["B, N, d, L, α", "way", *TIME.values(), "peak memory", "differs by"],
             [row for cell in report["lapsum"] for row in _rows(cell, "scan", TIME)],
         ),
-    ]
-
-
-def _captured_note(report: Report) -> list[str]:
-    if "captured_ms" not in _times(report["settings"]):
-        return []
-    return [
-        "*Captured*: the same, replayed from a CUDA graph, so that nothing waits for Python; both sides of a ratio are."
     ]
 
 
