@@ -42,9 +42,9 @@ def error(a, b):
 # Passes are timed one by one, so that a variant may change something of several of them.
 VARIANTS = [
     {},
-    {"target_registers": 144, "chunk_registers": 124, "shared_registers": 224},
-    {"target_registers": 184, "chunk_registers": 116, "shared_stages": 2},
-    {"target_registers": 160, "target_stages": 3, "shared_stages": 4},
+    {"chunk_halves": False, "target_halves": False},
+    {"chunk_registers": 124, "target_registers": 184},
+    {"chunk_registers": 128, "target_registers": 152},
 ]
 
 

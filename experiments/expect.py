@@ -7,7 +7,7 @@ from cswe.tokens import Manifest, TokenStore
 from cswe.training.recipe import Recipe
 
 _STEP = 0.006  # what a step costs at least: the host prepares it
-_BOUND = 0.0065 / 1e9  # a relaxed SWGG, for each of B·N·L·d numbers
+_BOUND = 0.0027 / 1e9  # a relaxed SWGG, for each of B·N·L·d numbers
 _SORT = 0.2 / 1e9  # sorting and what comes after it, for each of B·N·L numbers and each weighting
 _START = 5.0  # tokens to the device, last scores
 

@@ -4,6 +4,7 @@ from cswe.training.table import Row, grid
 from experiments.lookup import (
     NOTHING,
     Results,
+    choices_table,
     count_text,
     gain_text,
     mean_text,
@@ -15,8 +16,8 @@ from experiments.lookup import (
 from experiments.paper import TABLE1, TABLE1_SPLITS, image_resources
 from experiments.pools import IMAGE_RIVALS, POOLS, with_choices
 from experiments.records import read_extractions
-from experiments.studies import FEW
-from experiments.tuning import IMAGES, LAYERS, read_choices
+from experiments.studies import FEW, SHAPES, shape_text
+from experiments.tuning import IMAGES, LAYERS
 
 
 def longest(results: Results, key: str, layer: int) -> tuple[Row | None, int]:
@@ -49,19 +50,24 @@ def table1(results: Results) -> str:
 def epochs_check(results: Results) -> str:
     """Thirty epochs against the paper's eighty, the same seeds."""
     head = ["Layer", "Pooling", "Epochs", "Seeds", "Train", "Validation", "Test", "Test, 80 − 30"]
-    lines = []
+    pairs = []
     for layer in LAYERS:
-        for key in ("gap", "cls", "swe", "cswe"):
+        for key in ("gap", "cls", "swe"):
             pool = POOLS[key].text
-            short = results.row("images-table1", pool, layer)
             long = results.row("images-table1", with_choices(pool, "epochs=80"), layer)
-            if short is None or long is None:
-                continue
-            short = only_seeds(short, {result.cell.seed for result in long.results})
-            for row, epochs in ((short, "30"), (long, "80")):
-                scores = [mean_text(row, split) for split in TABLE1_SPLITS]
-                difference = gain_text(long, short) if epochs == "80" else ""
-                lines.append([str(layer), POOLS[key].label, epochs, count_text(row), *scores, difference])
+            label = f"{POOLS[key].label}, L = 128" if key == "swe" else POOLS[key].label
+            pairs.append((layer, label, results.row("images-table1", pool, layer), long))
+    clock = results.row("images-clock", "cswe", 12)
+    pairs.append((12, "C-SWE, L = 64", results.row("images-slices", "cswe", 12, 64), clock))
+    lines = []
+    for layer, label, short, long in pairs:
+        if short is None or long is None:
+            continue
+        short = only_seeds(short, {result.cell.seed for result in long.results})
+        for row, epochs in ((short, "30"), (long, "80")):
+            scores = [mean_text(row, split) for split in TABLE1_SPLITS]
+            difference = gain_text(long, short) if epochs == "80" else ""
+            lines.append([str(layer), label, epochs, count_text(row), *scores, difference])
     return grid(head, lines)
 
 
@@ -202,16 +208,20 @@ def _few_row(results: Results, key: str, count: int) -> Row | None:
 
 def tuning_table(results: Results) -> str:
     """Say what the search chose for every pooling at every layer."""
-    chosen = read_choices(IMAGES, [results.folder])
-    head = ["Layer", "Pooling", "Weight decay", "Dropout", "Rate", "Validation", "Points tried", "Worst of them"]
+    return choices_table(results, IMAGES, LAYERS, IMAGE_RIVALS)
+
+
+def shapes_table(results: Results) -> str:
+    """Weighted L-moments of one size, cut in different ways, by validation."""
+    head = ["Weightings", "L", "K", "Size", *(f"Layer {layer}" for layer in LAYERS), "Mean"]
     lines = []
-    for layer in LAYERS:
-        for key in IMAGE_RIVALS:
-            if (entry := chosen.get((layer, key, None))) is not None:
-                values = [choice.partition("=")[2] for choice in entry["choices"]]
-                tried = entry["tried"].values()
-                scores = [f"{100 * entry['validation']:.2f}", str(len(tried)), f"{100 * min(tried):.2f}"]
-                lines.append([str(layer), POOLS[key].label, *values, *scores])
+    for heads, slices, moments in SHAPES:
+        rows = [results.row("images-shapes", shape_text(heads, moments), layer, slices) for layer in LAYERS]
+        found = [row.mean("validation", "top1").mean for row in rows if row is not None]
+        if found:
+            cells = [str(heads), str(slices), str(moments), size_text(next(filter(None, rows)))]
+            mean = f"{100 * sum(found) / len(found):.2f}" if len(found) == len(LAYERS) else NOTHING
+            lines.append([*cells, *(mean_text(row, "validation") for row in rows), mean])
     return grid(head, lines)
 
 

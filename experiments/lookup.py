@@ -4,8 +4,10 @@ import math
 from collections.abc import Container
 from pathlib import Path
 
-from cswe.training.table import Mean, Row, Table
+from cswe.training.table import Mean, Row, Table, grid
+from experiments.pools import POOLS
 from experiments.records import read_study
+from experiments.tuning import Search, read_choices
 
 NOTHING = "–"
 
@@ -96,3 +98,18 @@ def only_seeds(row: Row | None, seeds: Container[int]) -> Row | None:
         return None
     kept = tuple(result for result in row.results if result.cell.seed in seeds)
     return Row(row.pool, row.layer, row.slices, kept) if kept else None
+
+
+def choices_table(results: Results, search: Search, layers: tuple[int, ...], keys: tuple[str, ...]) -> str:
+    """Say what a search chose for every pooling at every layer."""
+    chosen = read_choices(search, [results.folder])
+    head = ["Layer", "Pooling", "Weight decay", "Dropout", "Rate", "Validation", "Points tried", "Worst of them"]
+    lines = []
+    for layer in layers:
+        for key in keys:
+            if (entry := chosen.get((layer, key, None))) is not None:
+                values = [choice.partition("=")[2] for choice in entry["choices"]]
+                tried = entry["tried"].values()
+                scores = [f"{100 * entry['validation']:.2f}", str(len(tried)), f"{100 * min(tried):.2f}"]
+                lines.append([str(layer), POOLS[key].label, *values, *scores])
+    return grid(head, lines)

@@ -4,6 +4,7 @@ from cswe.training.choices import WITH_SLICES
 from cswe.training.table import Row, grid
 from experiments.lookup import (
     Results,
+    choices_table,
     count_text,
     gain_text,
     mean_text,
@@ -16,6 +17,7 @@ from experiments.lookup import (
 from experiments.paper import PROTEINS_RESOURCES, TABLE1_SPLITS
 from experiments.pools import NORMED, POINT_LAYERS, POOLS, PROTEIN_RIVALS, RAW, TOKENS, with_choices
 from experiments.studies import POINT_SLICES
+from experiments.tuning import PROTEIN_LAYER, PROTEINS
 
 
 def proteins_table(results: Results) -> str:
@@ -85,6 +87,11 @@ def proteins_tuned(results: Results) -> str:
             cells.append("" if rival == key else gain_text(row, other))
         lines.append([*cells, seconds_text(row), memory_text(row)])
     return grid(head, lines)
+
+
+def proteins_tuning(results: Results) -> str:
+    """Say what the search chose for every pooling."""
+    return choices_table(results, PROTEINS, (PROTEIN_LAYER,), PROTEIN_RIVALS)
 
 
 def _points(results: Results, layer: int) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cswe.training.cells import Cell, Plan
-from experiments.pools import IMAGE_RIVALS, NORMED, POOLS, PROTEIN_RIVALS, RAW, TOKENS, with_choices
-from experiments.tuning import IMAGES, LAYERS, POINTS, Chosen, Search
+from experiments.pools import IMAGE_RIVALS, NORMED, POOLS, RAW, TOKENS, with_choices
+from experiments.tuning import IMAGES, LAYERS, POINTS, PROTEIN_LAYER, PROTEINS, Chosen, Search
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _table1(_: Chosen) -> list[Entry]:
     plain = Plan(("mean:epochs=80", "cls:epochs=80"), (128,), layers=LAYERS, recipe="images")
     plan = Plan(("mean", "cls", "swe"), (128,), layers=LAYERS, recipe="images", choices=THIRTY)
     bounded = replace(plan, pools=("cswe",))
-    long = Plan(("swe:epochs=80", "cswe:epochs=80"), (128,), 1, layers=(12,), recipe="images")
+    long = Plan(("swe:epochs=80",), (128,), 1, layers=(12,), recipe="images")  # C-SWE, L = 64: images-clock
     return [
         *_seeds(plain, (2, 5, 5), "images"),
         *_seeds(plan, (2, 5, 5), "images"),
@@ -100,14 +100,15 @@ def _slices(_: Chosen) -> list[Entry]:
 
 def _map(_: Chosen) -> list[Entry]:
     choices = (*THIRTY, "readout=map-points")
-    plan = Plan(("swe", "cswe"), (128,), layers=LAYERS, recipe="images", choices=choices)
-    return _seeds(plan, (7, 10, 10), "images")
+    plan = Plan(("swe",), (128,), layers=LAYERS, recipe="images", choices=choices)
+    bounded = replace(plan, pools=("cswe",))
+    return [*_seeds(plan, (7, 10, 10), "images"), *_seeds(bounded, (7, 11, 11), "images")]
 
 
 def _temperature(_: Chosen) -> list[Entry]:
     # A bound just below the unconstrained level, and a sort soft enough that its slope is more than noise.
     pools = ("cswe:bound=26,temperature=1", "cswe:bound=26,temperature=10")
-    return _seeds(Plan(pools, (32,), layers=(12,), recipe="images", choices=THIRTY), (7, 11, 11), "images")
+    return _seeds(Plan(pools, (32,), layers=(12,), recipe="images", choices=THIRTY), (8, 12, 12), "images")
 
 
 def _rival(key: str, layers: tuple[int, ...], choices: tuple[str, ...], text: str | None = None) -> Plan:
@@ -115,19 +116,39 @@ def _rival(key: str, layers: tuple[int, ...], choices: tuple[str, ...], text: st
     return Plan((text or named.text,), (named.slices or 1,), layers=layers, recipe="tuned", choices=choices)
 
 
+def _searched(search: Search, store: str, choices: tuple[str, ...] = ()) -> list[Entry]:
+    """All points of a search, for everything that is sought."""
+    entries = []
+    for sought in search.sought:
+        for point in search.grid:
+            plan = _rival(sought.pooling, (sought.layer,), choices, with_choices(sought.text, *point))
+            entries.append(Entry(replace(plan, seeds=1, first_seed=sought.seed), 0, store))
+    return entries
+
+
 def _tuning(_: Chosen) -> list[Entry]:
+    return _searched(IMAGES, "images")
+
+
+# Weightings, slices and L-moments that make up vectors of one size, at one point of the search: the shape is no part of
+# the search, so that every pooling has the same number of tries.
+SHAPES = ((1, 512, 2), (2, 256, 2), (4, 128, 2), (1, 256, 4), (2, 128, 4))
+SHAPES_POINT = ("weight_decay=0.2", "dropout=0.1", "lr=0.004")
+
+
+def shape_text(weightings: int, moments: int) -> str:
+    """Name weighted L-moments as a plan does."""
+    return f"moments:readout=moments:{moments},weightings={weightings}"
+
+
+def _shapes(_: Chosen) -> list[Entry]:
     return [
         Entry(
-            replace(
-                _rival(sought.pooling, (sought.layer,), (), with_choices(sought.text, *point)),
-                seeds=1,
-                first_seed=sought.seed,
-            ),
-            0,
+            Plan((shape_text(heads, moments),), (slices,), 1, 10, layers=LAYERS, recipe="tuned", choices=SHAPES_POINT),
+            2,
             "images",
         )
-        for sought in IMAGES.sought
-        for point in IMAGES.grid
+        for heads, slices, moments in SHAPES
     ]
 
 
@@ -162,28 +183,37 @@ def _clock(_: Chosen) -> list[Entry]:
 # -------------------------------------------------------------------------------------------------------- proteins
 # The paper's 50 epochs in batches of 32 are 20,000 steps. Batches of 256, all rates eight times as large.
 EIGHTFOLD = ("batch_size=256", "epochs=20", "lr=8e-4", "slack_lr=0.08", "dual_lr=0.008")
-PROTEIN_LAYER = (6,)
 
 
 def _proteins(_: Chosen) -> list[Entry]:
     plan = Plan(
-        ("cls", "mean", "swe", "cswe"), (1, 4, 16, 64), layers=PROTEIN_LAYER, recipe="proteins", choices=EIGHTFOLD
+        ("cls", "mean", "swe", "cswe"), (1, 4, 16, 64), layers=(PROTEIN_LAYER,), recipe="proteins", choices=EIGHTFOLD
     )
-    literal = Plan(("cswe:epochs=50", "swe:epochs=50"), (16,), 1, layers=PROTEIN_LAYER, recipe="proteins")
-    return [*_seeds(plan, (1, 3, 3, 4, 4), "proteins"), Entry(literal, 6, "proteins")]
+    literal = Plan(("cswe:epochs=50", "swe:epochs=50"), (16,), 1, layers=(PROTEIN_LAYER,), recipe="proteins")
+    return [*_seeds(plan, (1, 3, 3, 4, 4), "proteins"), Entry(literal, 12, "proteins")]
 
 
-def _proteins_tuned(_: Chosen) -> list[Entry]:
+_TWENTY = ("epochs=20", "batch_size=256")
+
+
+def _proteins_tuning(_: Chosen) -> list[Entry]:
+    return _searched(PROTEINS, "proteins", _TWENTY)
+
+
+def _proteins_tuned(chosen: Chosen) -> list[Entry]:
     return [
         entry
-        for key in reversed(PROTEIN_RIVALS)
-        for entry in _seeds(_rival(key, PROTEIN_LAYER, ("epochs=20", "batch_size=256")), (0, 2, 2, 2, 2), "proteins")
+        for sought in PROTEINS.sought
+        if sought.key in chosen
+        for entry in _seeds(
+            _rival(sought.pooling, (PROTEIN_LAYER,), (*chosen[sought.key], *_TWENTY)), (1, 2, 2, 2, 2), "proteins"
+        )
     ]
 
 
 def _evolution(_: Chosen) -> list[Entry]:
     pools = ("swe", "cswe:bound=5", "cswe:bound=10")
-    return [Entry(Plan(pools, (16,), 1, layers=PROTEIN_LAYER, recipe="proteins", choices=EIGHTFOLD), 2, "proteins")]
+    return [Entry(Plan(pools, (16,), 1, layers=(PROTEIN_LAYER,), recipe="proteins", choices=EIGHTFOLD), 2, "proteins")]
 
 
 # ---------------------------------------------------------------------------------------------------------- points
@@ -231,16 +261,18 @@ STUDIES = {
         Study("images-clock", "images", _clock, alone=True),
         Study("images-tuning", "images", _tuning, test=False),
         Study("images-tuned", "images", _tuned, IMAGES, neighbors=True),
+        Study("images-shapes", "images", _shapes, test=False),
         Study("images-table1", "images", _table1),
         Study("images-slices", "images", _slices),
         Study("images-map", "images", _map),
         Study("images-temperature", "images", _temperature),
         Study("images-few", "images", _few, IMAGES),
-        Study("proteins-tuned", "proteins", _proteins_tuned),
+        Study("proteins-tuning", "proteins", _proteins_tuning, test=False),
+        Study("proteins-tuned", "proteins", _proteins_tuned, PROTEINS),
         Study("proteins-table", "proteins", _proteins),
         Study("proteins-evolution", "proteins", _evolution, keep_log=True),
         Study("points-tuning", "points", _points_tuning, test=False),
         Study("points-table", "points", _points, POINTS),
     )
 }
-SEARCHES = {search.name: search for search in (IMAGES, POINTS)}
+SEARCHES = {search.name: search for search in (IMAGES, PROTEINS, POINTS)}

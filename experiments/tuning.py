@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cswe.training.cells import Result
-from experiments.pools import IMAGE_RIVALS, NORMED, POINT_LAYERS, POOLS, with_choices
+from experiments.pools import IMAGE_RIVALS, NORMED, POINT_LAYERS, POOLS, PROTEIN_RIVALS, with_choices
 from experiments.records import read_lines, write_lines
 
 Point = tuple[str, ...]
@@ -70,20 +70,37 @@ class Search:
 LAYERS = (6, 9, 12)
 IMAGES = Search(
     "images-tuning",
-    # Half of the cube {0.05, 0.2} × {0.2, 0.4} × {1e-3, 2e-3}, every level twice, every pair of levels once; and a
-    # point in the middle of it.
+    # Half of the cube {0.05, 0.2} × {0.2, 0.4} × {1e-3, 2e-3}, every level twice, every pair of levels once, and a
+    # point in the middle of it. Then, since most poolings chose the corner with the larger rate, beyond that corner.
     (
         ("weight_decay=0.05", "dropout=0.2", "lr=0.001"),
         ("weight_decay=0.05", "dropout=0.4", "lr=0.002"),
         ("weight_decay=0.2", "dropout=0.2", "lr=0.002"),
         ("weight_decay=0.2", "dropout=0.4", "lr=0.001"),
         ("weight_decay=0.1", "dropout=0.3", "lr=0.001"),
+        ("weight_decay=0.2", "dropout=0.1", "lr=0.004"),
+        ("weight_decay=0.2", "dropout=0.0", "lr=0.004"),
+        ("weight_decay=0.2", "dropout=0.1", "lr=0.008"),
     ),
     tuple(
         Sought(layer, key, POOLS[key].text, POOLS[key].slices, 10)
         for layer in reversed(LAYERS)
         for key in reversed(IMAGE_RIVALS)  # the slowest first, so that none is waited for at the end
     ),
+)
+
+
+PROTEIN_LAYER = 6
+PROTEINS = Search(
+    "proteins-tuning",
+    (
+        ("weight_decay=0.1", "dropout=0.3", "lr=0.001"),
+        ("weight_decay=0.1", "dropout=0.3", "lr=0.002"),
+        ("weight_decay=0.1", "dropout=0.5", "lr=0.002"),
+        ("weight_decay=0.2", "dropout=0.3", "lr=0.004"),
+        ("weight_decay=0.2", "dropout=0.5", "lr=0.004"),
+    ),
+    tuple(Sought(PROTEIN_LAYER, key, POOLS[key].text, POOLS[key].slices, 10) for key in reversed(PROTEIN_RIVALS)),
 )
 
 

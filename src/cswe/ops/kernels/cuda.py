@@ -20,6 +20,7 @@ from cswe.ops.kernels.cuda_rows import on_device_of, rate_of
 from cswe.ops.kernels.cuda_scalars import normaliser_pass, slope_pass
 from cswe.ops.kernels.cuda_shared_states import shared_states_pass
 from cswe.ops.kernels.cuda_sizes import cdiv, in_parts, power_of_two
+from cswe.ops.kernels.cuda_sort import unsort_rows
 from cswe.ops.kernels.cuda_states import states_pass
 from cswe.ops.kernels.cuda_targets import collect_targets, ragged_targets_pass, targets_pass
 from cswe.ops.kernels.cuda_ties import ties_pass
@@ -40,6 +41,7 @@ class Tuning(NamedTuple):
     chunk_warps: int = 1
     chunk_stages: int = 2
     chunk_width: int = 64
+    chunk_halves: bool = True
     state_ranks: int = 16
     state_warps: int = 2
     state_stages: int = 2
@@ -48,6 +50,7 @@ class Tuning(NamedTuple):
     target_stages: int = 2
     target_width: int = 256
     target_samples: int = 4
+    target_halves: bool = True
     chunk_registers: int | None = 120
     state_registers: int | None = None
     target_registers: int | None = 168
@@ -216,7 +219,7 @@ def _states(
     high, low, mass, scalar = into = empty_states(problem, precise) if into is None else into
     if shares_states(problem, precise):
         if of_tokens and natural is None:
-            natural = torch.empty_like(problem.points).scatter_(-1, problem.order.long(), problem.points)
+            natural = unsort_rows(problem.points, problem.order)
         return _shared_states(problem, scale, parts, natural if of_tokens else None, into)
     piece = _width_of_pieces(width, 256)
     pieces = cdiv(width, piece)
@@ -289,7 +292,8 @@ def forward_passes(
             stop - start, slices, count, targets, width, _rate(problem),
             C=tuning.chunk, DB=tuning.chunk_width, EVEN=width % tuning.chunk_width == 0,
             HAS_LOW=own.tokens_low is not None, PRECISE=precise, MIXED=ragged, SLOPE=with_slope,
-            STAGES=tuning.chunk_stages, num_warps=tuning.chunk_warps, maxnreg=tuning.chunk_registers,
+            HALVES=tuning.chunk_halves, STAGES=tuning.chunk_stages,
+            num_warps=tuning.chunk_warps, maxnreg=tuning.chunk_registers,
         )  # fmt: skip
     lengths = _or(problem.lengths, problem.order)
     if with_slope:
@@ -372,7 +376,7 @@ def targets_passes(
                 states.high, states.low, states.mass, here,
                 stop - start, slices, count, width, _rate(problem), each,
                 MORE=more, EVEN=width % (piece + more) == 0, TOGETHER=together, HAS_LOW=has_low,
-                STAGES=tuning.target_stages, num_warps=tuning.target_warps,
+                HALVES=tuning.target_halves, STAGES=tuning.target_stages, num_warps=tuning.target_warps,
                 maxnreg=None if precise else tuning.target_registers, **shared,
             )  # fmt: skip
     return _collect(problem, grad, parts, partial[:used])

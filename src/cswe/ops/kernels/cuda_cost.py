@@ -29,7 +29,7 @@ from cswe.ops.kernels.cuda_step import (
 from cswe.ops.kernels.problem import Problem, problem_of_rows
 from cswe.ops.laplace import refuse_second_derivative
 
-KEPT_BYTES = 512 << 20
+KEPT_BYTES = 1 << 30
 """What may be kept of the states around chunks; beyond it they are found once more in the backward pass."""
 
 
@@ -113,7 +113,7 @@ def _reference_gradients(
     else:
         at_ordered = cuda.value_and_slope(problem, True)[1]
         at_rows = cuda.tokens_gradient(problem, ones)[0]
-    at_projections = torch.empty_like(at_ordered[0]).scatter_(-1, problem.order[0].long(), at_ordered[0])
+    at_projections = cuda_sort.unsort_rows(at_ordered[0], problem.order[0])
     centred = points[:, :width]
     at_points = torch.addcmul(at_rows[0, :, :width], centred, at_rows[0, :, width:], value=2)
     return at_points.addmm_(at_projections.T, directions), at_projections @ centred

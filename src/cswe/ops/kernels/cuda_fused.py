@@ -97,6 +97,102 @@ def finish_chunk(
 
 
 @triton.jit
+def _chunk(
+    points,
+    order,
+    scale,
+    squares,
+    tokens,
+    tokens_low,
+    high,
+    low,
+    targets,
+    token_states,
+    token_states_low,
+    masses,
+    square_states,
+    target_states,
+    target_states_low,
+    scale_states,
+    height,
+    base,
+    received,
+    units,
+    N,
+    M,
+    d,
+    rate,
+    length,
+    sample,
+    slice_index,
+    row,
+    state,
+    start,
+    C: tl.constexpr,
+    DB: tl.constexpr,
+    EVEN: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    PRECISE: tl.constexpr,
+    MIXED: tl.constexpr,
+    SLOPE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Compute what :func:`chunk_pass` does for up to C ranks from a start, which are a chunk or the last one's rest."""
+    points += row * N
+    ranks = start + tl.arange(0, C)
+    present = ranks < length
+    # What is absent lies far away from everything.
+    s = tl.load(points + ranks, mask=present, other=FAR)
+    c = tl.load(scale + row * N + ranks, mask=present, other=0.0)
+    token = tl.load(order + row * N + ranks, mask=present, other=0).to(tl.int32)
+    mass = 1.0 / length
+    q = tl.load(squares + sample * N + token, mask=present, other=0.0) * mass
+    at = token * d
+    tokens += sample * N * d
+    tokens_low += sample * N * d
+    high += slice_index * N * d
+    low += slice_index * N * d
+    targets += slice_index * M * d
+    has_left = start > 0
+    has_right = start + C < length
+
+    gram = tl.zeros((C, C), dtype=tl.float32)
+    along_targets = tl.zeros((C, 8), dtype=tl.float32)
+    along_tokens = tl.zeros((C, 8), dtype=tl.float32)
+    for first in tl.range(0, d, DB, num_stages=STAGES):
+        columns = first + tl.arange(0, DB)
+        inside = (columns < d) | EVEN
+        read = present[:, None] & inside[None, :]
+        v = tl.load(tokens + at[:, None] + columns[None, :], mask=read, other=0.0)
+        t, t_low = target_rows(high, low, targets, ranks, present, columns, inside, length, M, d, MIXED, PRECISE)
+        f = both_sides(token_states, state, has_left, has_right, columns, inside, d)
+        gram = tl.dot(t, tl.trans(v), gram)
+        along_targets = tl.dot(t, f, along_targets)
+        if PRECISE:
+            f_low = both_sides(token_states_low, state, has_left, has_right, columns, inside, d)
+            gram = tl.dot(t_low, tl.trans(v), gram)
+            along_targets = tl.dot(t_low, f, along_targets)
+            along_targets = tl.dot(t, f_low, along_targets)
+        if SLOPE:
+            g = both_sides(target_states, state, has_left, has_right, columns, inside, d)
+            along_tokens = tl.dot(v, g, along_tokens)
+            if PRECISE:
+                g_low = both_sides(target_states_low, state, has_left, has_right, columns, inside, d)
+                along_tokens = tl.dot(v, g_low, along_tokens)
+        if HAS_LOW:
+            v_low = tl.load(tokens_low + at[:, None] + columns[None, :], mask=read, other=0.0)
+            gram = tl.dot(t, tl.trans(v_low), gram)
+            if SLOPE:
+                along_tokens = tl.dot(v_low, g, along_tokens)
+
+    factor = -2.0 * tl.load(units) * (M / length)
+    finish_chunk(
+        gram, along_targets, along_tokens, points, masses, square_states, scale_states, height, base, received,
+        s, c, q, ranks, present, row, state, start, has_left, has_right, factor, mass, N, rate, C, SLOPE,
+    )  # fmt: skip
+
+
+@triton.jit
 def chunk_pass(
     points,
     order,
@@ -132,6 +228,7 @@ def chunk_pass(
     PRECISE: tl.constexpr,
     MIXED: tl.constexpr,
     SLOPE: tl.constexpr,
+    HALVES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     r"""Compute, per rank, :math:`h_r = -c_r² t_r` and :math:`c_r (A - B)_r + (E - F)_r + h_r (K̃ 1)_r`, ``(B, L, N)``.
@@ -148,65 +245,19 @@ def chunk_pass(
     length = sample_length(lengths, sample, B, N, MIXED)
     if start < length:
         row = sample * L + slice_index
-        points += row * N
-        ranks = start + tl.arange(0, C)
-        present = ranks < length
-        # What is absent lies far away from everything.
-        s = tl.load(points + ranks, mask=present, other=FAR)
-        c = tl.load(scale + row * N + ranks, mask=present, other=0.0)
-        token = tl.load(order + row * N + ranks, mask=present, other=0).to(tl.int32)
-        mass = 1.0 / length
-        q = tl.load(squares + sample * N + token, mask=present, other=0.0) * mass
-        at = token * d
-        tokens += sample * N * d
-        tokens_low += sample * N * d
-        high += slice_index * N * d
-        low += slice_index * N * d
-        targets += slice_index * M * d
         state = (row * chunks + start // C) * 2
-        has_left = start > 0
-        has_right = start + C < length
-
-        gram = tl.zeros((C, C), dtype=tl.float32)
-        along_targets = tl.zeros((C, 8), dtype=tl.float32)
-        along_tokens = tl.zeros((C, 8), dtype=tl.float32)
-        for first in tl.range(0, d, DB, num_stages=STAGES):
-            columns = first + tl.arange(0, DB)
-            inside = (columns < d) | EVEN
-            read = present[:, None] & inside[None, :]
-            if EVEN and not MIXED:
-                # Absent ranks are far away: whatever is read for them has no weight, and nothing need be masked.
-                v = tl.load(tokens + at[:, None] + columns[None, :])
-                t_at = (tl.minimum(ranks, length - 1) * d)[:, None] + columns[None, :]
-                t = tl.load(high + t_at)
-                t_low = tl.load(low + t_at) if PRECISE else t
-            else:
-                v = tl.load(tokens + at[:, None] + columns[None, :], mask=read, other=0.0)
-                t, t_low = target_rows(
-                    high, low, targets, ranks, present, columns, inside, length, M, d, MIXED, PRECISE
-                )
-            f = both_sides(token_states, state, has_left, has_right, columns, inside, d)
-            gram = tl.dot(t, tl.trans(v), gram)
-            along_targets = tl.dot(t, f, along_targets)
-            if PRECISE:
-                f_low = both_sides(token_states_low, state, has_left, has_right, columns, inside, d)
-                gram = tl.dot(t_low, tl.trans(v), gram)
-                along_targets = tl.dot(t_low, f, along_targets)
-                along_targets = tl.dot(t, f_low, along_targets)
-            if SLOPE:
-                g = both_sides(target_states, state, has_left, has_right, columns, inside, d)
-                along_tokens = tl.dot(v, g, along_tokens)
-                if PRECISE:
-                    g_low = both_sides(target_states_low, state, has_left, has_right, columns, inside, d)
-                    along_tokens = tl.dot(v, g_low, along_tokens)
-            if HAS_LOW:
-                v_low = tl.load(tokens_low + at[:, None] + columns[None, :], mask=read, other=0.0)
-                gram = tl.dot(t, tl.trans(v_low), gram)
-                if SLOPE:
-                    along_tokens = tl.dot(v_low, g, along_tokens)
-
-        factor = -2.0 * tl.load(units) * (M / length)
-        finish_chunk(
-            gram, along_targets, along_tokens, points, masses, square_states, scale_states, height, base, received,
-            s, c, q, ranks, present, row, state, start, has_left, has_right, factor, mass, N, rate, C, SLOPE,
-        )  # fmt: skip
+        if HALVES & (start + C // 2 >= length):
+            # Of 196 ranks the last chunk has 4: half a tile is enough for them.
+            _chunk(
+                points, order, scale, squares, tokens, tokens_low, high, low, targets, token_states, token_states_low,
+                masses, square_states, target_states, target_states_low, scale_states, height, base, received, units, N,
+                M, d, rate, length, sample, slice_index, row, state, start, C // 2, DB, EVEN, HAS_LOW, PRECISE, MIXED,
+                SLOPE, STAGES,
+            )  # fmt: skip
+        else:
+            _chunk(
+                points, order, scale, squares, tokens, tokens_low, high, low, targets, token_states, token_states_low,
+                masses, square_states, target_states, target_states_low, scale_states, height, base, received, units, N,
+                M, d, rate, length, sample, slice_index, row, state, start, C, DB, EVEN, HAS_LOW, PRECISE, MIXED, SLOPE,
+                STAGES,
+            )  # fmt: skip

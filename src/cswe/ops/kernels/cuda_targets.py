@@ -31,16 +31,20 @@ def _outside_weights(
     length,
     rate,
     C: tl.constexpr,
+    CHUNK: tl.constexpr,
     SAMPLES: tl.constexpr,
 ):
-    """Give what ranks of a chunk take from the states of up to eight samples, both sides of each a line; and where."""
+    """Give what ranks of a chunk take from the states of up to eight samples, both sides of each a line; and where.
+
+    C: as many ranks as are looked at, all that the chunk has.
+    """
     ranks = start + tl.arange(0, C)
     line = tl.arange(0, 16)
     is_left = line % 2 == 0
     sample = first_sample.to(tl.int64) + line // 2
     has = (tl.where(is_left, start, length - start - C) > 0) & (sample < last_sample) & (line < 2 * SAMPLES)
     row = sample * L + slice_index
-    at = (row * tl.cdiv(N, C) + start // C) * 2 + line % 2
+    at = (row * tl.cdiv(N, CHUNK) + start // CHUNK) * 2 + line % 2
     edge = tl.load(points + row * N + tl.where(is_left, start - 1, start + C), mask=has, other=0.0)
     factor = tl.load(masses + at, mask=has, other=0.0) * tl.load(grad + row, mask=has, other=0.0) / largest
     read = has[None, :] & (ranks < length)[:, None]
@@ -108,21 +112,104 @@ def _inside(
     PRECISE: tl.constexpr,
     HAS_LOW: tl.constexpr,
 ):
-    """Add what the chunk's own tokens send, some columns of it; ``token`` are their numbers, by rank.
-
-    ``EVEN``: all columns exist, and tokens that do not are some other's number and have no weight: nothing is masked.
-    """
+    """Add what the chunk's own tokens send, some columns of it; ``token`` are their numbers, by rank."""
     at = (token * d)[:, None] + columns[None, :]
-    read = present[:, None] & (columns < d)[None, :]
-    v = tl.load(tokens + at) if EVEN else tl.load(tokens + at, mask=read, other=0.0)
+    read = present[:, None] & ((columns < d) | EVEN)[None, :]
+    v = tl.load(tokens + at, mask=read, other=0.0)
     high, low = split(kernel)
     acc = tl.dot(high, v, acc)
     if PRECISE:
         acc = tl.dot(low, v, acc)
         if HAS_LOW:
-            v_low = tl.load(tokens_low + at) if EVEN else tl.load(tokens_low + at, mask=read, other=0.0)
+            v_low = tl.load(tokens_low + at, mask=read, other=0.0)
             acc = tl.dot(high, v_low, acc)
     return acc
+
+
+@triton.jit
+def _targets_of_chunk(
+    points,
+    order,
+    scale,
+    tokens,
+    tokens_low,
+    grad,
+    largest,
+    states,
+    states_low,
+    masses,
+    partial,
+    B,
+    L,
+    N,
+    d,
+    rate,
+    each,
+    piece,
+    part,
+    slice_index,
+    start,
+    C: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DB: tl.constexpr,
+    MORE: tl.constexpr,
+    EVEN: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    PRECISE: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Do what :func:`targets_pass` does for up to C ranks from a start: a chunk, or the rest that the last one has."""
+    columns = piece * (DB + MORE) + tl.arange(0, DB)
+    top = tl.maximum(tl.load(largest + slice_index), 1e-30)
+    acc = tl.zeros((C, DB), dtype=tl.float32)
+    if MORE:
+        more_columns = piece * (DB + MORE) + DB + tl.arange(0, MORE)
+        more = tl.zeros((C, MORE), dtype=tl.float32)
+    first = part * each
+    last = tl.minimum(first + each, B)
+    for first_sample in range(first, last, 8):
+        sent, at, has = _outside_weights(
+            points, scale, grad, masses, top, slice_index * 0 + first_sample, slice_index, start, last, L, N, N,
+            rate, C, CHUNK, 8,
+        )  # fmt: skip
+        acc = _outside(acc, sent, at, has, states, states_low, columns, d, PRECISE)
+        if MORE:
+            more = _outside(more, sent, at, has, states, states_low, more_columns, d, PRECISE)
+    # A turn takes some samples at once, and line k is a rank of one of them: what is asked for rank by rank (where
+    # tokens lie, their projections) costs as many instructions for four samples as for one.
+    line = tl.arange(0, TOGETHER * C)
+    line_rank = start + line % C
+    ranks = start + tl.arange(0, C)
+    present = ranks < N
+    order += slice_index * N
+    own = line // C
+    left = tl.where(line_rank < N, last - own, 0)  # the first sample of a turn must lie below it
+    at = (first + own).to(tl.int64) * L * N + line_rank
+    token = tl.load(order + at, mask=first < left, other=0).to(tl.int32)
+    for index in tl.range(first, last, TOGETHER, num_stages=STAGES):
+        # Where the next samples' tokens lie is asked for a turn ahead: tokens cannot be fetched before it is known.
+        at = (index + TOGETHER + own).to(tl.int64) * L * N + line_rank
+        following = tl.load(order + at, mask=index + TOGETHER < left, other=0).to(tl.int32)
+        kernel = _inside_weights(
+            points, scale, grad, top, index + tl.arange(0, TOGETHER), last, slice_index, ranks, present, L, N, rate,
+            C, TOGETHER,
+        )  # fmt: skip
+        skipped = (slice_index * 0 + index) * N * d
+        row = token + own * N
+        acc = _inside(
+            acc, kernel, tokens + skipped, tokens_low + skipped, row, index < left, columns, d, EVEN, PRECISE, HAS_LOW
+        )
+        if MORE:
+            more = _inside(
+                more, kernel, tokens + skipped, tokens_low + skipped, row, index < left, more_columns, d, EVEN, PRECISE,
+                HAS_LOW,
+            )  # fmt: skip
+        token = following
+    at = (((slice_index * 0 + part) * L + slice_index) * N + ranks)[:, None] * d
+    tl.store(partial + at + columns[None, :], acc * top, mask=present[:, None] & (columns < d)[None, :])
+    if MORE:
+        tl.store(partial + at + more_columns[None, :], more * top, mask=present[:, None] & (more_columns < d)[None, :])
 
 
 @triton.jit
@@ -152,6 +239,7 @@ def targets_pass(
     TOGETHER: tl.constexpr,
     PRECISE: tl.constexpr,
     HAS_LOW: tl.constexpr,
+    HALVES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Write partial sums of ``Σ_i g_il c_r (K V_i)_r``, ``(parts, L, N, d)``: each part ``each`` samples.
@@ -167,56 +255,18 @@ def targets_pass(
     chunks = tl.cdiv(N, C)
     start = (index % chunks) * C
     part = index // chunks
-    columns = piece * (DB + MORE) + tl.arange(0, DB)
-    top = tl.maximum(tl.load(largest + slice_index), 1e-30)
-    acc = tl.zeros((C, DB), dtype=tl.float32)
-    if MORE:
-        more_columns = piece * (DB + MORE) + DB + tl.arange(0, MORE)
-        more = tl.zeros((C, MORE), dtype=tl.float32)
-    first = part * each
-    last = tl.minimum(first + each, B)
-    for first_sample in range(first, last, 8):
-        sent, at, has = _outside_weights(
-            points, scale, grad, masses, top, slice_index * 0 + first_sample, slice_index, start, last, L, N, N,
-            rate, C, 8,
+    if HALVES & (start + C // 2 >= N):
+        # Half the ranks of twice the samples are as large a tile.
+        _targets_of_chunk(
+            points, order, scale, tokens, tokens_low, grad, largest, states, states_low, masses, partial, B, L, N,
+            d, rate, each, piece, part, slice_index, start, C // 2, C, DB, MORE, EVEN, 2 * TOGETHER, PRECISE,
+            HAS_LOW, STAGES,
         )  # fmt: skip
-        acc = _outside(acc, sent, at, has, states, states_low, columns, d, PRECISE)
-        if MORE:
-            more = _outside(more, sent, at, has, states, states_low, more_columns, d, PRECISE)
-    # A turn takes some samples at once, and line k is a rank of one of them: what is asked for rank by rank (where
-    # tokens lie, their projections) costs as many instructions for four samples as for one.
-    line = tl.arange(0, TOGETHER * C)
-    line_rank = start + line % C
-    ranks = start + tl.arange(0, C)
-    present = ranks < N
-    order += slice_index * N
-    own = line // C
-    left = tl.where(line_rank < N, last - own, 0)  # the first sample of a turn must lie below it
-    at = (first + own).to(tl.int64) * L * N + line_rank
-    token = tl.load(order + at, mask=first < left, other=0).to(tl.int32)
-    for index in tl.range(first, last, TOGETHER, num_stages=STAGES):
-        # Where the next samples' tokens lie is asked for a turn ahead: tokens cannot be fetched before it is known.
-        at = (index + TOGETHER + own).to(tl.int64) * L * N + line_rank
-        following = tl.load(order + at, mask=index + TOGETHER < left, other=0).to(tl.int32)
-        kernel = _inside_weights(
-            points, scale, grad, top, index + tl.arange(0, TOGETHER), last, slice_index, ranks, present, L, N, rate,
-            C, TOGETHER,
+    else:
+        _targets_of_chunk(
+            points, order, scale, tokens, tokens_low, grad, largest, states, states_low, masses, partial, B, L, N,
+            d, rate, each, piece, part, slice_index, start, C, C, DB, MORE, EVEN, TOGETHER, PRECISE, HAS_LOW, STAGES,
         )  # fmt: skip
-        skipped = (slice_index * 0 + index) * N * d
-        row = tl.where(index < left, token + own * N, 0)
-        acc = _inside(
-            acc, kernel, tokens + skipped, tokens_low + skipped, row, index < left, columns, d, EVEN, PRECISE, HAS_LOW
-        )
-        if MORE:
-            more = _inside(
-                more, kernel, tokens + skipped, tokens_low + skipped, row, index < left, more_columns, d, EVEN, PRECISE,
-                HAS_LOW,
-            )  # fmt: skip
-        token = following
-    at = (((slice_index * 0 + part) * L + slice_index) * N + ranks)[:, None] * d
-    tl.store(partial + at + columns[None, :], acc * top, mask=present[:, None] & (columns < d)[None, :])
-    if MORE:
-        tl.store(partial + at + more_columns[None, :], more * top, mask=present[:, None] & (more_columns < d)[None, :])
 
 
 @triton.jit
@@ -266,7 +316,7 @@ def ragged_targets_pass(
         for start in range(0, length, C):
             acc = tl.zeros((C, DB), dtype=tl.float32)
             sent, at, has = _outside_weights(
-                points, scale, grad, masses, top, sample, slice_index, start, B, L, N, length, rate, C, 1
+                points, scale, grad, masses, top, sample, slice_index, start, B, L, N, length, rate, C, C, 1
             )
             acc = _outside(acc, sent, at, has, states, states_low, columns, d, PRECISE)
             ranks = start + tl.arange(0, C)
