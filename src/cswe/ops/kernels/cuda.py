@@ -41,7 +41,6 @@ class Tuning(NamedTuple):
     chunk_warps: int = 1
     chunk_stages: int = 2
     chunk_width: int = 64
-    chunk_halves: bool = True
     state_ranks: int = 16
     state_warps: int = 2
     state_stages: int = 2
@@ -50,8 +49,7 @@ class Tuning(NamedTuple):
     target_stages: int = 2
     target_width: int = 256
     target_samples: int = 4
-    target_halves: bool = True
-    chunk_registers: int | None = 120
+    chunk_registers: int | None = 124
     state_registers: int | None = None
     target_registers: int | None = 168
     shared_most: int = 512
@@ -155,6 +153,11 @@ def _two_widths(dimensions: int, most: int) -> tuple[int, int]:
         (first, second) for first in firsts for second in (0, first // 2, first // 4) if second in (0, 32, 64, 128)
     ]
     return min((pair for pair in pairs if needed <= sum(pair) <= most), key=lambda pair: (sum(pair), pair[1] > 0))
+
+
+def _ends_in_half(count: int) -> bool:
+    """Whether the last of the chunks of so many ranks is at most half full: half a tile is enough for it."""
+    return 0 < count % tuning.chunk <= tuning.chunk // 2
 
 
 class States(NamedTuple):
@@ -292,7 +295,7 @@ def forward_passes(
             stop - start, slices, count, targets, width, _rate(problem),
             C=tuning.chunk, DB=tuning.chunk_width, EVEN=width % tuning.chunk_width == 0,
             HAS_LOW=own.tokens_low is not None, PRECISE=precise, MIXED=ragged, SLOPE=with_slope,
-            HALVES=tuning.chunk_halves, STAGES=tuning.chunk_stages,
+            HALVES=ragged or _ends_in_half(count), STAGES=tuning.chunk_stages,
             num_warps=tuning.chunk_warps, maxnreg=tuning.chunk_registers,
         )  # fmt: skip
     lengths = _or(problem.lengths, problem.order)
@@ -376,7 +379,7 @@ def targets_passes(
                 states.high, states.low, states.mass, here,
                 stop - start, slices, count, width, _rate(problem), each,
                 MORE=more, EVEN=width % (piece + more) == 0, TOGETHER=together, HAS_LOW=has_low,
-                HALVES=tuning.target_halves, STAGES=tuning.target_stages, num_warps=tuning.target_warps,
+                HALVES=_ends_in_half(count), STAGES=tuning.target_stages, num_warps=tuning.target_warps,
                 maxnreg=None if precise else tuning.target_registers, **shared,
             )  # fmt: skip
     return _collect(problem, grad, parts, partial[:used])
