@@ -144,6 +144,38 @@ def test_printing_a_report_measures_nothing(tmp_path, capsys):
     assert capsys.readouterr().out == tables.markdown(report())
 
 
+def test_a_run_that_is_broken_off_keeps_what_it_has(tmp_path, monkeypatch, capsys):
+    module = importlib.import_module("cswe.bench")
+    measured = []
+
+    def measure(operation, who, setting, device, seconds):
+        measured.append(setting)
+        if len(measured) == 5:
+            raise KeyboardInterrupt
+        return {"ms": 1.0, "median_ms": 1.0, "repeats": 1, "peak_mib": 1.0, "check": 1.0}
+
+    monkeypatch.setattr(module, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        bench(quick=True, device="cpu", json=tmp_path / "report.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    left = json.loads((tmp_path / "report.json").read_text())
+    assert [cell["setting"]["batch"] for cell in left["settings"]] == [8]
+    bench(markdown=tmp_path / "report.json")
+    assert "Growth" not in capsys.readouterr().out
+
+
+def test_files_that_cannot_be_used_are_named_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("cswe.bench"), "measure", lambda *arguments: pytest.fail("measured"))
+    with pytest.raises(ValueError, match=r"json: .*report.json cannot be written"):
+        bench(quick=True, device="cpu", json=tmp_path / "nowhere" / "report.json")
+    with pytest.raises(ValueError, match=r"markdown: there is no file .*; --json FILE writes one"):
+        bench(markdown=tmp_path / "report.json")
+    for text, said in (("{", "is not JSON"), ('{"growth": []}', "has no settings, rivals"), ("[]", "has no settings")):
+        (tmp_path / "report.json").write_text(text)
+        with pytest.raises(ValueError, match=f"report.json {said}"):
+            bench(markdown=tmp_path / "report.json")
+
+
 def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
     tables.plot(report(), tmp_path / "growth.png")

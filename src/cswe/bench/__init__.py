@@ -7,6 +7,7 @@ which has no such way, to plain torch.
 import datetime
 import platform
 import sys
+from collections.abc import Iterator
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
@@ -37,18 +38,19 @@ def bench(
     device
         ``cpu`` or ``cuda``; the GPU if there is one.
     json
-        Write everything that was measured here.
+        Write everything that was measured here, after every setting: what is broken off keeps what it has.
     plot
         Draw the growth with N here.
     markdown
         Measure nothing: print the tables of this JSON file.
     """
     if markdown is not None:
-        print(as_markdown(loads(markdown.read_text())), end="")
+        print(as_markdown(_read(markdown)), end="")
         return
-    report = run(quick, _checked(device))
-    if json is not None:
-        json.write_text(dumps(report, indent=1, ensure_ascii=False) + "\n")
+    report: dict[str, Any] = {}
+    for report in run(quick, _checked(device)):
+        if json is not None:
+            _write(json, report)
     if plot is not None:
         draw(report, plot)
     print(as_markdown(report), end="")
@@ -64,20 +66,48 @@ def _checked(device: str | None) -> str:
     return device
 
 
-def run(quick: bool, device: str) -> dict[str, Any]:
-    """Measure, saying on the way what is being measured, and give a report of plain data."""
-    seconds = 0.2 if quick else 2.0
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        report = loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"markdown: there is no file {path}; --json FILE writes one") from None
+    except ValueError:
+        raise ValueError(f"markdown: {path} is not JSON; give it what --json has written") from None
+    missing = [name for name in ("settings", "growth", "rivals") if not isinstance(report, dict) or name not in report]
+    if missing:
+        raise ValueError(f"markdown: {path} has no {', '.join(missing)}; give it what --json has written")
+    return dict(report)
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    aside = path.with_name(path.name + ".partial")
+    try:
+        aside.write_text(dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        raise ValueError(f"json: {path} cannot be written ({error.strerror}); choose another place") from None
+
+
+def run(quick: bool, device: str) -> Iterator[dict[str, Any]]:
+    """Measure, saying on the way what is being measured; yield the report so far, as plain data, again and again."""
+    seconds = 0.2 if quick else 1.0 if device == "cuda" else 2.0
     report: dict[str, Any] = {
         "device": _device_name(device),
         "date": datetime.date.today().isoformat(),
         "versions": versions("POT", "fswlib"),
         "commit": commit(),
         "command": " ".join(["python -m cswe.bench", *sys.argv[1:]]),
-        "settings": [_by_every_way(setting, device, seconds) for setting in cells.settings(device, quick)],
-        "lapsum": [_lapsum(setting, device, seconds) for setting in cells.lapsum_settings(device, quick)],
-        "growth": [_by_every_way(setting, device, seconds) for setting in cells.growth(device, quick)],
-        "rivals": [],
     }
+    report |= {name: [] for name in ("settings", "lapsum", "growth", "rivals")}
+    yield report  # before the first figure: a place that cannot be written to should not cost any
+    for name, settings, measured in (
+        ("settings", cells.settings, _by_every_way),
+        ("lapsum", cells.lapsum_settings, _lapsum),
+        ("growth", cells.growth, _by_every_way),
+    ):
+        for setting in settings(device, quick):
+            report[name].append(measured(setting, device, seconds))
+            yield report
     for operation, rival, setting in cells.rivals(device, quick):
         _say(f"{operation}, {setting.label}: {rival}")
         ours, theirs = (measure(operation, who, setting, device, seconds) for who in ("cswe", rival))
@@ -85,7 +115,7 @@ def run(quick: bool, device: str) -> dict[str, Any]:
             {"operation": operation, "rival": rival, "label": setting.label, "setting": setting.as_dict()}
             | {"ours": ours, "theirs": theirs}
         )
-    return report
+        yield report
 
 
 def _by_every_way(setting: Setting, device: str, seconds: float) -> dict[str, Any]:

@@ -24,7 +24,10 @@ def main() -> None:
         result = measure_here(cell["operation"], cell["who"], Setting(**cell["setting"]), "cpu", cell["seconds"])
         print(json.dumps(result))
         return
-    bench(arguments.quick, arguments.device, arguments.json, arguments.plot, arguments.markdown)
+    try:
+        bench(arguments.quick, arguments.device, arguments.json, arguments.plot, arguments.markdown)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

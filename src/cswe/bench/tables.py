@@ -30,11 +30,14 @@ def markdown(report: Report) -> str:
             [row for cell in report["settings"] for row in _rows(cell, "dense", times)],
         ),
         *_lapsum(report),
-        "Growth with N, all else fixed "
-        f"(B, L, d = {', '.join(str(report['growth'][0]['setting'][k]) for k in ('batch', 'slices', 'dim'))}); "
-        "the slope is that of the least-squares line in log–log.",
-        _growth_table(report["growth"]),
     ]
+    if report["growth"]:  # a run that was broken off may have none
+        fixed = ", ".join(str(report["growth"][0]["setting"][name]) for name in ("batch", "slices", "dim"))
+        parts += [
+            f"Growth with N, all else fixed (B, L, d = {fixed}); "
+            "the slope is that of the least-squares line in log–log.",
+            _growth_table(report["growth"]),
+        ]
     if report["rivals"]:
         parts += [
             "Beside other libraries, forward only, same number of slices:",
