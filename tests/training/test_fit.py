@@ -9,7 +9,7 @@ import torch
 
 import cswe
 from cswe.cli import main
-from cswe.tokens import Batch, TokenStore
+from cswe.tokens import Batch, Item, TokenStore
 from cswe.training import TrainingData, evaluate, fit, recipe
 from cswe.training.checkpoint import BEST, LAST
 from cswe.training.fit import _move_duals, _step
@@ -208,6 +208,20 @@ def test_dropout_keeps_the_mean():
     assert float(dropped.mean()) == pytest.approx(1, abs=0.03)
 
 
+def test_what_is_dropped_is_no_spread_of_the_vectors(tmp_path):
+    """Numbers far from zero, as spreads are: dropped before the normalisation, they would be noise and nothing else."""
+    items = [
+        Item(100 + 0.1 * torch.randn(4, 3) + n % 2, label=n % 2, id=str(n), split=split)
+        for split in ("train", "validation")
+        for n in range(200)
+    ]
+    store = TokenStore.create(tmp_path / "store", items, classes=["a", "b"])
+    records = run(store, tmp_path / "run", pool="mean", dropout=0.5, epochs=15, batch_size=20)
+    variance = cswe.load(tmp_path / "run").normalization.running_var
+    assert float(variance.max()) < 1.0
+    assert records[-1]["validation"]["top1"] == 1.0
+
+
 def test_training_leaves_the_global_generator_alone(classes, tmp_path):
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -216,8 +230,6 @@ def test_training_leaves_the_global_generator_alone(classes, tmp_path):
 
 
 def test_a_layer_is_chosen(tmp_path):
-    from cswe.tokens import Item
-
     items = [
         Item(
             {6: torch.randn(4, 3), 12: torch.randn(4, 5)},

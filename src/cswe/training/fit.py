@@ -123,7 +123,10 @@ def _epochs(
                 clock("pool")
                 vectors = model.embed_batch(batch)
                 clock("head")
-                outputs = model.answer(drop(vectors, regular.dropout, generator_for(device, "dropout", *draw)))
+                # Behind the normalisation: a zero is the average there. Before it, it would be far from anything for a
+                # number that is never near zero, as spreads are, and count as that number's own spread.
+                seen = drop(model.normalization(vectors), regular.dropout, generator_for(device, "dropout", *draw))
+                outputs = model.decide(seen)
                 loss = loss_of(facts.task, outputs, labels, regular.label_smoothing)
             clock("constraint")
             masses = batch.weights if recipe.bounding.weighted_bound else None

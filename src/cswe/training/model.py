@@ -129,7 +129,11 @@ class Model(nn.Module):
 
     def answer(self, vectors: Tensor) -> Tensor:
         """Give the head's outputs ``(B, outputs)`` for vectors, in the units of the loss."""
-        outputs: Tensor = self.head(self.normalization(vectors))
+        return self.decide(self.normalization(vectors))
+
+    def decide(self, normalized: Tensor) -> Tensor:
+        """Give the same for vectors that are normalised already."""
+        outputs: Tensor = self.head(normalized)
         return outputs.float()
 
     def forward(

@@ -152,7 +152,7 @@ class Regularization:
     keep_tokens: float = 1.0
     """Part of every set's tokens that a training step sees, drawn anew each time. Evaluation sees all."""
     dropout: float = 0.0
-    """Part of the pooled vector that a training step does not see."""
+    """Part of the pooled vector, normalised, that a training step does not see."""
     normalization: Normalization = "batch"
     """Of the pooled vector, without learned scale, before the head."""
     label_smoothing: float = 0.0
