@@ -227,7 +227,8 @@ def _point_entry(key: str, layer: int, split: int, wave: int, slices: tuple[int,
     """Return what a pooling of points is trained with: SWE and C-SWE in the paper's form, the others as on images."""
     paper = key in ("swe", "cswe")
     # The paper's 200 epochs with a step every 50, in proportion.
-    choices = (*_FIFTY, *(("schedule_every=12", "slack_every=12") if paper else ()), *plan.choices)
+    own = ("schedule_every=12", "slack_every=12") if paper else ("weight_decay=0.1", "dropout=0.3")
+    choices = (*_FIFTY, *own, *plan.choices)
     recipe = "points" if paper else "tuned"
     whole = replace(plan, slices=slices, seeds=1, layers=(layer,), recipe=recipe, choices=choices)
     return Entry(whole, _FIRST[layer] + 2 * split + wave, f"{_STORES[layer]}-{split}")
