@@ -14,7 +14,7 @@ from triton.runtime import driver
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from cswe.ops.kernels import cuda_cost, cuda_laplace, cuda_moments, cuda_project, cuda_quantiles, cuda_sort
+from cswe.ops.kernels import cuda_cost, cuda_laplace, cuda_moments, cuda_project, cuda_quantiles, cuda_sort, cuda_stored
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
@@ -111,6 +111,9 @@ def projections(batch, count, width, slices, dtype, masked):
     centre = cuda_project.centre_of(y)
     points, _, _ = cuda_project.project(x, mask, centre, torch.randn(slices, width))
     cuda_project.slices_gradient(points, x, mask, centre)
+    cuda_stored.project_stored(x, mask, None, centre[0], torch.randn(slices, width, requires_grad=True))[
+        0
+    ].sum().backward()
 
 
 def readouts(masked):

@@ -37,6 +37,7 @@ from cswe.ops.kernels import (
     cuda_reference,
     cuda_small,
     cuda_sort,
+    cuda_stored,
     dense,
 )
 from cswe.ops.laplace import plain_and_signed_sums
@@ -336,6 +337,82 @@ def check_readouts(device):
     return " ".join(f"{e:.1e}" for e in worst)
 
 
+def check_stored(device):
+    """Projections of tokens as they are stored, and the gradient of the directions, of any size; and its own."""
+    worst = [0.0, 0.0, 0.0]
+    generator = torch.Generator().manual_seed(4)
+    sizes = [(3, 21, 13, 5)] if device == "cpu" else [(3, 21, 13, 5), (64, 98, 192, 256), (9, 401, 320, 2)]
+    for (batch, count, width, slices), dtype, masked, shifted in itertools.product(
+        sizes, (HALF, SINGLE, BRAIN), (False, True), (False, True)
+    ):
+        x = (torch.randn(batch, count, width, generator=generator) + 2).to(device, dtype)
+        mask = None
+        if masked:
+            mask = (torch.rand(batch, count, generator=generator) < 0.6).to(device)
+            mask[:, 0] = True
+            x = torch.where(mask.unsqueeze(-1), x, torch.nan)  # what is masked is never read
+        centre, factor = (torch.full((width,), 1.9, device=device), torch.tensor(0.3, device=device))
+        if not shifted:
+            centre = factor = None
+        theta = (30 * torch.randn(slices, width, generator=generator)).to(device).requires_grad_()
+        found, squares = cuda_stored.project_stored(x, mask, centre, factor, theta)
+        centred = x.double() - (0 if centre is None else centre.double())
+        centred = centred if mask is None else torch.where(mask.unsqueeze(-1), centred, 0.0)
+        exact = theta.detach().double().requires_grad_()
+        expected = (centred @ exact.T).transpose(1, 2) * (1 if factor is None else factor.double())
+        weights = torch.randn(found.shape, generator=generator).to(device).requires_grad_()
+        (got,) = torch.autograd.grad((found * weights).sum(), theta, retain_graph=True)
+        (wanted,) = torch.autograd.grad((expected * weights.double()).sum(), exact)
+        (again,) = torch.autograd.grad((found * weights).sum(), theta, create_graph=True)
+        (second,) = torch.autograd.grad(again.sum(), weights)
+        summed = centred.sum(-1).unsqueeze(1).expand(second.shape) * (1 if factor is None else factor.double())
+        worst = [
+            max(worst[0], error(found, expected), error(squares, centred.square().sum(-1))),
+            max(worst[1], error(got, wanted), error(again, wanted)),
+            max(worst[2], error(second, summed)),
+        ]
+        if mask is not None:
+            assert bool((found.detach()[~mask.unsqueeze(1).expand(found.shape)] == 0).all())
+    assert max(worst) < 2e-6, worst
+    return " ".join(f"{e:.1e}" for e in worst)
+
+
+def check_pools_read_stored_tokens(device):
+    """A pool that reads tokens as they are stored gives what one that converts them gives, and so do its gradients."""
+    worst = 0.0
+    generator = torch.Generator().manual_seed(5)
+    kernels = mock.patch("cswe.nn.pool.gpu_kernels", return_value=cuda_stored)
+    plain = mock.patch("cswe.nn.pool.gpu_kernels", return_value=None)
+    for choices, dtype, masked in itertools.product(
+        (
+            {"readout": "moments:2", "weightings": 2, "standardize": True},
+            {"readout": "statistics", "weightings": 2, "normalize_keys": True, "standardize": True},
+            {"readout": "flatten", "points": 7, "order": "reference"},
+        ),
+        (HALF, SINGLE),
+        (False, True),
+    ):
+        pool = SWEPool(dim=12, slices=5, **choices).to(device)
+        x = (torch.randn(4, 19, 12, generator=generator) * 2 + 1).to(device, dtype)
+        mask = (torch.rand(4, 19, generator=generator) < 0.6).to(device) if masked else None
+        if mask is not None:
+            mask[:, 0] = True
+        given = torch.rand(4, 19, generator=generator).to(device) if masked else None
+        pool.init_from(x.float(), mask)
+        weights = torch.randn(4, pool.out_dim, generator=generator).to(device)
+        results = []
+        for way in (kernels, plain):
+            with way:
+                value = pool(x, mask, given)
+            results.append(
+                (value, *torch.autograd.grad((value * weights).sum(), list(pool.parameters()), allow_unused=True))
+            )
+        pairs = [(f, e) for f, e in zip(*results, strict=True) if e is not None]
+        worst = max(worst, *(error(f, e, least=1e-3) for f, e in pairs))
+    assert worst < 1e-4, worst
+    return f"{worst:.1e}"
+
+
 def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
 
@@ -503,6 +580,8 @@ def main():
     if number == 1:
         print(f"sorting and Laplace sums: {check_parts(device):.1e}", flush=True)
         print(f"moments, by values, by masses, quantiles, by values: {check_readouts(device)}", flush=True)
+        print(f"stored tokens, projections, gradient of directions, its own: {check_stored(device)}", flush=True)
+        print(f"pools that read stored tokens: {check_pools_read_stored_tokens(device)}", flush=True)
     if number == parts:
         print(f"D in one step, and gradients by tokens, reference, slices: {check_at_once(device)}", flush=True)
     for check in ON_GPU[number - 1 :: parts] if device == "cuda" else []:

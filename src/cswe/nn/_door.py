@@ -30,23 +30,31 @@ def enter(
         Tokens in ``dtype`` with zeros under the mask, the boolean mask, and the weights in ``dtype``, zero under the
         mask.
     """
+    mask, weights = check_sets(tokens, mask, weights, width, dtype)
+    tokens = tokens.to(dtype)
+    if mask is not None:
+        tokens = torch.where(mask.unsqueeze(-1), tokens, 0.0)
+    if looks_at_values(None, tokens):
+        check_finite(tokens, "tokens", " among the valid ones")
+    return tokens, mask, weights
+
+
+def check_sets(
+    tokens: Tensor, mask: Tensor | None, weights: Tensor | None, width: int, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Check a batch of sets, but for the numbers in it: the boolean mask, and the weights as :func:`enter` has them."""
     check_points(tokens, "tokens", (3,), width=width)
     shape = tuple(tokens.shape[:2])
     look = looks_at_values(None, tokens)
     mask = as_mask(mask, shape, "mask", look)
     check_weights(weights, shape, "weights", look)
-    tokens = tokens.to(dtype)
-    if mask is not None:
-        tokens = torch.where(mask.unsqueeze(-1), tokens, 0.0)
-    if look:
-        check_finite(tokens, "tokens", " among the valid ones")
     if weights is not None:
         weights = weights.to(dtype)
         if mask is not None:
             weights = torch.where(mask, weights, 0.0)
             if look and bool((weights == 0).all(-1).any()):
                 raise ValueError("the mask and the weights together leave no mass in a sample")
-    return tokens, mask, weights
+    return mask, weights
 
 
 def result_dtype(tokens: Tensor, parameter: Tensor) -> torch.dtype:

@@ -1,15 +1,18 @@
 """The pooling layer: a set of vectors in, one vector out."""
 
+from types import ModuleType
+
 import torch
 from torch import Tensor, nn
 
-from cswe.nn._door import enter, result_dtype
+from cswe.nn._door import check_sets, enter, result_dtype
 from cswe.nn.projected import ProjectedSets, uniform_or_given
 from cswe.nn.ragged import Sets, is_ragged, map_groups, without_mask
 from cswe.nn.readouts import Readout, make_readout
 from cswe.nn.slicer import Initialisation, Slicer
 from cswe.nn.statistics import TokenStatistics, principal_start
 from cswe.nn.token_weights import TokenWeights
+from cswe.ops._gpu import gpu_kernels
 from cswe.ops._inputs import without_autocast, working_dtype
 from cswe.ops.embedding import Interpolation, Order
 
@@ -157,16 +160,38 @@ class SWEPool(nn.Module):
     @without_autocast
     def project(self, tokens: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> ProjectedSets:
         """Project, and weigh, a batch of sets: everything before the readout."""
-        dtype = working_dtype(tokens, self.slicer.weight)
-        values, valid, given = enter(tokens, mask, weights, self.dim, dtype)
-        if given is not None and self.interpolation == "linear":
+        if weights is not None and self.interpolation == "linear":
             raise ValueError("linear interpolation takes no weights: use interpolation='barycentric'")
-        values = self.standardized(values)
-        masses = uniform_or_given(given) if self.token_weights is None else self.token_weights(values, valid, given)
+        dtype = working_dtype(tokens, self.slicer.weight)
+        frozen = not (tokens.requires_grad and torch.is_grad_enabled())
+        stored = gpu_kernels("cuda_stored", self.slicer.weight, half=(tokens,)) if frozen else None
+        if stored is None:
+            values, valid, given = enter(tokens, mask, weights, self.dim, dtype)
+            values = self.standardized(values)
+            projections = self.slicer(values)
+            masses = uniform_or_given(given) if self.token_weights is None else self.token_weights(values, valid, given)
+        else:
+            valid, given = check_sets(tokens, mask, weights, self.dim, dtype)
+            projections, masses = self._project_stored(stored, tokens, valid, given)
         reference = None
         if self.reference is not None and self.readout.needs_reference:
             reference = self.slicer.directions().to(dtype) @ self.reference.to(dtype).T
-        return ProjectedSets(self.slicer(values), valid, masses, reference, self.interpolation, self.order)
+        return ProjectedSets(projections, valid, masses, reference, self.interpolation, self.order)
+
+    def _project_stored(
+        self, kernels: ModuleType, tokens: Tensor, mask: Tensor | None, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Project and weigh tokens that have no gradient, on a GPU, as they are stored."""
+        centre, factor = (None, None) if self.statistics is None else self.statistics.shift_and_factor()
+        directions = self.slicer.directions()
+        projections, squares = kernels.project_stored(tokens, mask, centre, factor, directions, are_unit=True)
+        if self.token_weights is None:
+            return projections, uniform_or_given(weights)
+        products, _ = kernels.project_stored(tokens, mask, centre, factor, self.token_weights.directions(torch.float32))
+        length = None
+        if self.token_weights.normalize_keys:
+            length = squares.sqrt() if factor is None else squares.sqrt() * factor
+        return projections, self.token_weights.masses(products, length, mask, weights)
 
     @without_autocast
     def read(self, sets: ProjectedSets) -> Tensor:

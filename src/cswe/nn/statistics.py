@@ -35,11 +35,19 @@ class TokenStatistics(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Standardise tokens ``(…, d)``."""
+        self._check_measured()
+        return (tokens - self.mean.to(tokens.dtype)) / self.spread.to(tokens.dtype)
+
+    def shift_and_factor(self) -> tuple[Tensor, Tensor]:
+        """Give what is subtracted from tokens, ``(d,)``, and what they are multiplied by then, both in float32."""
+        self._check_measured()
+        return self.mean.float(), self.spread.float().reciprocal()
+
+    def _check_measured(self) -> None:
         if not self._measured:
             raise RuntimeError(
                 "standardize=True needs statistics: call pool.init_from(tokens, mask) on training tokens first"
             )
-        return (tokens - self.mean.to(tokens.dtype)) / self.spread.to(tokens.dtype)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

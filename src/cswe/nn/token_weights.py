@@ -62,12 +62,21 @@ class TokenWeights(nn.Module):
         Tensor
             Masses that sum to one, ``(B, H, N)``, zero under the mask.
         """
+        products = (tokens @ self.directions(tokens.dtype).T).transpose(-1, -2)
+        length = torch.linalg.vector_norm(tokens, dim=-1) if self.normalize_keys else None
+        return self.masses(products, length, mask, weights)
+
+    def directions(self, dtype: torch.dtype) -> Tensor:
+        """Give the vectors ``(H, d)`` whose products with a token decide its masses."""
         # (W x) · q = x · (Wᵀ q): one vector per weighting instead of a d×d product per token.
-        direction = self.query.to(tokens.dtype) @ self.key.weight.to(tokens.dtype)
-        scores = (tokens @ direction.T).transpose(-1, -2) * (4 / sqrt(self.dim))
+        return self.query.to(dtype) @ self.key.weight.to(dtype)
+
+    def masses(self, products: Tensor, length: Tensor | None, mask: Tensor | None, weights: Tensor | None) -> Tensor:
+        """Give the masses ``(B, H, N)`` by the products with the directions; ``length`` ``(B, N)`` is the tokens'."""
+        scores = products * (4 / sqrt(self.dim))
         if self.normalize_keys:
+            assert length is not None
             # A token of length 0 has no direction: its score is 0, and so is its gradient.
-            length = torch.linalg.vector_norm(tokens, dim=-1)
             factor = torch.where(length > 0, sqrt(self.dim) / torch.where(length > 0, length, 1.0), 0.0)
             scores = scores * factor.unsqueeze(-2)
         if mask is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cswe.ops.kernels.cuda_sizes import cdiv, power_of_two
 
-BEHIND = tl.constexpr(3e38)
+BEHIND = 3e38
 """Where masked tokens are projected to: behind everything."""
 
 UPWARDS = tl.constexpr(4096.0)
@@ -85,6 +85,7 @@ def project_pass(
     mask,
     centre,
     directions,
+    factor,
     projections,
     squares,
     largest,
@@ -92,14 +93,19 @@ def project_pass(
     N,
     L,
     d,
+    absent,
     ROWS: tl.constexpr,
     LB: tl.constexpr,
     DB: tl.constexpr,
     ALIGNED: tl.constexpr,
     EVEN: tl.constexpr,
     HAS_MASK: tl.constexpr,
+    HAS_FACTOR: tl.constexpr,
 ):
-    """Write projections ``(B, L, N)``, squared norms ``(B, N)`` and the largest number of all centred tokens."""
+    """Write projections ``(B, L, N)``, squared norms ``(B, N)`` and the largest number of all centred tokens.
+
+    A factor multiplies the projections, those of masked tokens are ``absent``.
+    """
     N, count = N // ALIGNED * ALIGNED, count // ALIGNED * ALIGNED  # tells the compiler what they are multiples of
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)
@@ -132,7 +138,9 @@ def project_pass(
     sample = first // N
     at = place_in_samples((first - sample * N).to(tl.int32) + row, L, N)
     to = projections + sample * L * N + at[None, :] + slice_index.to(tl.int64)[:, None] * N
-    acc = tl.where(present[None, :], tl.trans(acc), BEHIND)
+    if HAS_FACTOR:
+        acc *= tl.load(factor)
+    acc = tl.where(present[None, :], tl.trans(acc), absent)
     tl.store(to, acc, mask=(slice_index < L)[:, None] & exists[None, :])
     if tl.program_id(1) == 0:
         tl.store(squares + first + row, tl.where(present, tl.sum(square, 1), 0.0), mask=exists)
@@ -275,10 +283,18 @@ def _alignment(count: int) -> int:
     return 4 if count % 4 == 0 else 1
 
 
-def project(tokens: Tensor, mask: Tensor | None, centre: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def project(
+    tokens: Tensor,
+    mask: Tensor | None,
+    centre: Tensor,
+    directions: Tensor,
+    factor: Tensor | None = None,
+    absent: float = BEHIND,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Give projections ``(B, L, N)``, squared norms ``(B, N)`` and the largest number of the centred tokens.
 
-    Masked tokens are projected behind all others and have no norm. For tokens in half precision, no number of the
+    Projections are multiplied by a factor, if one is given, a tensor with one number. Masked tokens are projected to
+    ``absent``, by default behind all others, and have no norm. For tokens in half precision, no number of the
     directions may be larger than 2.
     """
     batch, count, width = tokens.shape
@@ -288,9 +304,10 @@ def project(tokens: Tensor, mask: Tensor | None, centre: Tensor, directions: Ten
     largest = torch.zeros((), dtype=torch.float32, device=tokens.device)
     tile = _tile(rows, slices, tokens.dtype)
     project_pass[(cdiv(rows, tile.rows), cdiv(slices, tile.slices))](
-        tokens, tokens if mask is None else mask, centre, directions, projections, squares, largest,
-        rows, count, slices, width, ROWS=tile.rows, LB=tile.slices, DB=tile.columns, ALIGNED=_alignment(count),
-        EVEN=width % tile.columns == 0, HAS_MASK=mask is not None,
+        tokens, tokens if mask is None else mask, centre, directions, centre if factor is None else factor,
+        projections, squares, largest, rows, count, slices, width, absent,
+        ROWS=tile.rows, LB=tile.slices, DB=tile.columns, ALIGNED=_alignment(count),
+        EVEN=width % tile.columns == 0, HAS_MASK=mask is not None, HAS_FACTOR=factor is not None,
         num_warps=tile.warps, num_stages=3, maxnreg=tile.registers,
     )  # fmt: skip
     return projections, squares, largest
