@@ -2,7 +2,8 @@
 
 In the template ``{{table NAME}}`` and ``{{figure NAME}}`` stand for what their names say, ``{{progress}}`` for what is
 still to run, ``{{score STUDY POOL LAYER L}}`` for a mean over seeds and ``{{gain STUDY POOL RIVAL LAYER L}}`` for a
-difference seed by seed, with its standard error: of test accuracy, balanced on points. L is left out for poolings
+difference seed by seed, with its standard error: of test accuracy, balanced on points, or of METRIC, if the study is
+named ``STUDY:METRIC``. L is left out for poolings
 that have no slices, or one number of them; a second L is the rival's. Poolings are named as in `experiments.pools`;
 ``:80`` after a name: its runs of 80 epochs. What stands between ``{{if STUDY}}`` and ``{{end}}`` is left out while that
 study has no results; ``{{if STUDY:TEXT}}``: none with this in their name. No number of ours is written by hand.
@@ -119,23 +120,21 @@ def render(template: str, results: Results) -> str:
         if kind == "figure":
             there = (FIGURES / f"{words[0]}.png").exists()
             return f"![{words[0]}](figures/{words[0]}.png)" if there else ""
-        if kind == "score":
-            study, key, layer, *slices = words
-            return mean_text(row(study, key, layer, slices), metric=_metric(study))
-        if kind == "gain":
-            study, key, rival, layer, *slices = words
+        if kind in ("score", "gain"):
+            study, _, asked = words.pop(0).partition(":")
+            metric = asked or ("balanced" if study.startswith("points") else "top1")
+            if kind == "score":
+                key, layer, *slices = words
+                return mean_text(row(study, key, layer, slices), metric=metric)
+            key, rival, layer, *slices = words
             other = row(study, rival, layer, slices[1:] or slices)
-            return gain_text(row(study, key, layer, slices), other, metric=_metric(study))
+            return gain_text(row(study, key, layer, slices), other, metric=metric)
         raise ValueError(f"{TEMPLATE.name}: expected table, figure, progress, score or gain but got {match.group(0)!r}")
 
     kept = re.sub(r"\{\{if (\S+?)\}\}\n(.*?)\{\{end\}\}\n", part, template, flags=re.DOTALL)
     filled = re.sub(r"\{\{(.+?)\}\}", fill, kept)
     filled = re.sub(r"\n{3,}", "\n\n", filled)
     return f"<!-- Made by `python -m experiments.tables` from experiments/{TEMPLATE.name}; change that. -->\n\n{filled}"
-
-
-def _metric(study: str) -> str:
-    return "balanced" if study.startswith("points") else "top1"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -80,6 +80,7 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     assert mean_text(rows[0], metric="nearest") == "–"
     text = render("{{score images-tuned weighted 12}}, {{gain images-tuned weighted attention-5 12}}", results)
     assert text.endswith("71.00 (1.00), **+1.33 ± 0.33**")
+    assert render("{{score images-tuned:nearest weighted 12}}", results).endswith("\n–")
     assert "**+1.33 ± 0.33**" in TABLES["images-tuned-differences"](results)
     with pytest.raises(ValueError, match="expected table"):
         render("{{poem}}", results)
