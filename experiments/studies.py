@@ -152,13 +152,20 @@ def _shapes(_: Chosen) -> list[Entry]:
     ]
 
 
-def _tuned(chosen: Chosen) -> list[Entry]:
+def _as_chosen(
+    search: Search, chosen: Chosen, waves: tuple[int, ...], store: str, choices: tuple[str, ...] = ()
+) -> list[Entry]:
+    """List the final runs of all that a search has chosen so far, a wave for every seed."""
     return [
         entry
-        for sought in IMAGES.sought
+        for sought in search.sought
         if sought.key in chosen
-        for entry in _seeds(_rival(sought.pooling, (sought.layer,), chosen[sought.key]), (1, 3, 3), "images")
+        for entry in _seeds(_rival(sought.pooling, (sought.layer,), (*chosen[sought.key], *choices)), waves, store)
     ]
+
+
+def _tuned(chosen: Chosen) -> list[Entry]:
+    return _as_chosen(IMAGES, chosen, (1, 3, 3), "images")
 
 
 # Labels per class, and a batch size that gives each some hundred steps in forty epochs.
@@ -201,14 +208,7 @@ def _proteins_tuning(_: Chosen) -> list[Entry]:
 
 
 def _proteins_tuned(chosen: Chosen) -> list[Entry]:
-    return [
-        entry
-        for sought in PROTEINS.sought
-        if sought.key in chosen
-        for entry in _seeds(
-            _rival(sought.pooling, (PROTEIN_LAYER,), (*chosen[sought.key], *_TWENTY)), (1, 2, 2, 2, 2), "proteins"
-        )
-    ]
+    return _as_chosen(PROTEINS, chosen, (1, 2, 2, 2, 2), "proteins", _TWENTY)
 
 
 def _evolution(_: Chosen) -> list[Entry]:

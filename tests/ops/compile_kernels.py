@@ -111,9 +111,9 @@ def projections(batch, count, width, slices, dtype, masked):
     centre = cuda_project.centre_of(y)
     points, _, _ = cuda_project.project(x, mask, centre, torch.randn(slices, width))
     cuda_project.slices_gradient(points, x, mask, centre)
-    cuda_stored.project_stored(x, mask, None, centre[0], torch.randn(slices, width, requires_grad=True))[
-        0
-    ].sum().backward()
+    directions = torch.randn(slices, width, requires_grad=True)
+    stored, _ = cuda_stored.project_stored(x, mask, None, centre[0], directions)
+    stored.sum().backward()
 
 
 def readouts(masked):

@@ -8,7 +8,7 @@ import datetime
 import platform
 import sys
 from collections.abc import Iterator
-from json import dumps, loads
+from json import loads
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cswe.bench.cells import Setting
 from cswe.bench.meter import available_bytes, measure
 from cswe.bench.tables import markdown as as_markdown
 from cswe.bench.tables import plot as draw
+from cswe.training.checkpoint import write_json
 from cswe.training.provenance import commit, versions
 
 
@@ -80,10 +81,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:
-    aside = path.with_name(path.name + ".partial")
     try:
-        aside.write_text(dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        aside.replace(path)
+        write_json(path, report)
     except OSError as error:
         raise ValueError(f"json: {path} cannot be written ({error.strerror}); choose another place") from None
 
