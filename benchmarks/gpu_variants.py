@@ -13,7 +13,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 import cswe.ops.kernels.cuda as way
+from cswe import PrimalDual
 from cswe.bench.meter import capture, times_on_gpu
+from cswe.nn import SWEPool, SWGGBound
 from cswe.ops import SoftSort, swgg
 from cswe.ops.kernels import Problem, backend, cuda_sort
 from cswe.ops.measure import Measure, centre_of
@@ -161,6 +163,39 @@ def counted(arguments):
     torch.cuda.cudart().cudaProfilerStop()
 
 
+def training_step(slices, bounded, B=1024, N=196, d=192):
+    """A step of SWE or C-SWE in the paper's form, 200 classes: pool, linear head, bound, Adam."""
+    x, labels = torch.randn(B, N, d, device="cuda").half(), torch.randint(200, (B,), device="cuda")
+    pool = SWEPool(d, slices, points=N, readout="flatten", order="reference", init="normal").cuda()
+    head = torch.nn.Linear(pool.out_dim, 200).cuda()
+    optimizer = torch.optim.Adam([*pool.parameters(), *head.parameters()], lr=1e-3)
+    duals = None
+    if bounded:
+        bound = SWGGBound(pool, bound=21.0, relaxation=SoftSort(0.01))
+        duals = PrimalDual(bound, lr=1e-3, slack_lr=1e-3, slack_weight=0.1)
+
+    def step():
+        loss = torch.nn.functional.cross_entropy(head(pool(x)), labels)
+        (loss if duals is None else duals.lagrangian(loss, x)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if duals is not None:
+            duals.step()
+
+    return step
+
+
+def steps(report):
+    """Wall and device time of training steps, in deterministic mode, as experiments are run."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    for slices, bounded in ((16, True), (64, True), (128, True), (128, False)):
+        step = training_step(slices, bounded)
+        device = sum(kernel_times(step).values())
+        name = "C-SWE" if bounded else "SWE"
+        report(f"step of {name}, L = {slices}: {median_ms(step):.2f} ms, {device:.2f} ms on the device")
+    torch.use_deterministic_algorithms(False)
+
+
 def growth(report):
     """Time over N at fixed B, L and d, and its slope between the ends."""
     times = {}
@@ -226,7 +261,7 @@ def ragged_case():
     return {"B": 32, "N": 1024, "d": 320, "L": 16, "tau": 0.01, "dtype": torch.float16, "M": 512, "lengths": lengths}
 
 
-PARTS = {"warm", "variants", "sort", "whole", "growth", "cpu", "profile", "counted"}
+PARTS = {"warm", "variants", "sort", "whole", "growth", "cpu", "profile", "counted", "steps"}
 
 
 def main():
@@ -275,6 +310,8 @@ def main():
         profile(report, CASES["long fp16"], 10)
         profile(report, {"B": 16, "N": 16384, "d": 128, "L": 32, "tau": 0.01, "dtype": torch.float16}, 10)
         profile(report, ragged_case(), 8)
+    if "steps" in do:
+        steps(report)
     if "counted" in do:
         counted(CASES["vit fp16 0.01"])
         counted(CASES["wide fp16"])
