@@ -18,6 +18,7 @@ if __name__ == "__main__" and sys.argv[1] == "interpret":
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, also for who only collects it
 
 from gpu_common import BRAIN, HALF, SINGLE, draw, error
 from gpu_pools import check_pools, check_pools_read_stored_tokens, check_readouts, check_stored

@@ -5,9 +5,14 @@
 
 import copy
 import itertools
+import sys
+from pathlib import Path
 from unittest import mock
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, also for who only collects it
+
 from gpu_common import BRAIN, HALF, SINGLE, draw, error
 
 from cswe.nn import SWEPool
