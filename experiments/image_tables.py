@@ -14,17 +14,17 @@ from experiments.lookup import (
     size_text,
 )
 from experiments.paper import TABLE1, TABLE1_SPLITS, image_resources
-from experiments.pools import IMAGE_RIVALS, POOLS, with_choices
+from experiments.pools import FEW_RIVALS, IMAGE_RIVALS, POOLS, with_choices
 from experiments.records import read_extractions
-from experiments.studies import FEW, SHAPES, shape_text
+from experiments.studies import FEW, SEARCHED_SHAPES, SHAPES, SHAPES_POINT, shape_text
 from experiments.tuning import IMAGES, LAYERS
 
 
 def longest(results: Results, key: str, layer: int) -> tuple[Row | None, int]:
-    """Return the runs of Table 1 that count, and their epochs: the paper's 80 for means, if they are there."""
+    """Return the runs of Table 1 that count, and their epochs: the paper's 80 but for SWE, if they are there."""
     pool = POOLS[key].text
     long = results.row("images-table1", with_choices(pool, "epochs=80"), layer)
-    if key in ("gap", "cls") and long is not None:
+    if key != "swe" and long is not None:
         return long, 80
     return results.row("images-table1", pool, layer), 30
 
@@ -52,10 +52,10 @@ def epochs_check(results: Results) -> str:
     head = ["Layer", "Pooling", "Epochs", "Seeds", "Train", "Validation", "Test", "Test, 80 − 30"]
     pairs = []
     for layer in LAYERS:
-        for key in ("gap", "cls", "swe"):
+        for key in ("gap", "cls", "swe", "cswe"):
             pool = POOLS[key].text
             long = results.row("images-table1", with_choices(pool, "epochs=80"), layer)
-            label = f"{POOLS[key].label}, L = 128" if key == "swe" else POOLS[key].label
+            label = f"{POOLS[key].label}, L = 128" if key in ("swe", "cswe") else POOLS[key].label
             pairs.append((layer, label, results.row("images-table1", pool, layer), long))
     clock = results.row("images-clock", "cswe", 12)
     pairs.append((12, "C-SWE, L = 64", results.row("images-slices", "cswe", 12, 64), clock))
@@ -78,7 +78,7 @@ def slices_table(results: Results) -> str:
     for slices in (4, 8, 16, 32, 64, 128):
         study = "images-table1" if slices == 128 else "images-slices"
         plain, bounded = (results.row(study, pool, 12, slices) for pool in ("swe", "cswe"))
-        for label, row in (("SWE", plain), ("C-SWE", bounded)):
+        for label, row in (("SWE", plain), ("C-SWE", bounded)):  # both with thirty epochs
             if row is None:
                 continue
             told = image_resources(slices) or (NOTHING, NOTHING)
@@ -189,7 +189,7 @@ def few_table(results: Results) -> str:
     head = ["Pooling", "Seeds", *(f"{count} a class" for count in FEW)]
     head += [f"{count}: − {name}" for count in FEW for name in ("attention", "statistics")]
     lines = []
-    for key in IMAGE_RIVALS:
+    for key in FEW_RIVALS:
         rows = {count: _few_row(results, key, count) for count in FEW}
         if not any(rows.values()):
             continue
@@ -215,8 +215,11 @@ def shapes_table(results: Results) -> str:
     """Weighted L-moments of one size, cut in different ways, by validation."""
     head = ["Weightings", "L", "K", "Size", *(f"Layer {layer}" for layer in LAYERS), "Mean"]
     lines = []
-    for heads, slices, moments in SHAPES:
-        rows = [results.row("images-shapes", shape_text(heads, moments), layer, slices) for layer in LAYERS]
+    for heads, slices, moments in (*SEARCHED_SHAPES, *SHAPES):
+        study, text = "images-shapes", shape_text(heads, moments)
+        if (heads, slices, moments) in SEARCHED_SHAPES:
+            study, text = "images-tuning", with_choices(text, *SHAPES_POINT)
+        rows = [results.row(study, text, layer, slices) for layer in LAYERS]
         found = [row.mean("validation", "top1").mean for row in rows if row is not None]
         if found:
             cells = [str(heads), str(slices), str(moments), size_text(next(filter(None, rows)))]

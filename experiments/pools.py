@@ -34,12 +34,14 @@ POOLS = {
     "statistics": Named("statistics:weightings=2", "attentive statistics, 2 × 256 × 2", 256),
     "moments": Named("moments:readout=moments:4,weightings=0", "L-moments, 192 × 4", 192),
     "weighted": Named("moments:readout=moments:2,weightings=2", "weighted L-moments, 2 × 256 × 2", 256),
+    "weighted-1": Named("moments:readout=moments:2,weightings=1", "weighted L-moments, 1 × 512 × 2", 512),
     "statistics-4": Named("statistics:weightings=4", "attentive statistics, 4 × 128 × 2", 128),
     "moments-128": Named("moments:readout=moments:4,weightings=0", "L-moments, 128 × 4", 128),
     "weighted-4": Named("moments:readout=moments:2,weightings=4", "weighted L-moments, 4 × 128 × 2", 128),
 }
 # All of one size, or smaller, and all under the same regularisation.
-IMAGE_RIVALS = ("gap", "attention-1", "attention-5", "statistics", "moments", "weighted")
+IMAGE_RIVALS = ("gap", "attention-1", "attention-5", "statistics", "moments", "weighted-1", "weighted")
+FEW_RIVALS = tuple(key for key in IMAGE_RIVALS if key != "weighted-1")
 PROTEIN_RIVALS = ("gap", "attention-1", "attention-3", "statistics-4", "moments-128", "weighted-4")
 
 

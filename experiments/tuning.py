@@ -70,17 +70,12 @@ class Search:
 LAYERS = (6, 9, 12)
 IMAGES = Search(
     "images-tuning",
-    # Half of the cube {0.05, 0.2} × {0.2, 0.4} × {1e-3, 2e-3}, every level twice, every pair of levels once, and a
-    # point in the middle of it. Then, since most poolings chose the corner with the larger rate, beyond that corner.
     (
-        ("weight_decay=0.05", "dropout=0.2", "lr=0.001"),
-        ("weight_decay=0.05", "dropout=0.4", "lr=0.002"),
-        ("weight_decay=0.2", "dropout=0.2", "lr=0.002"),
-        ("weight_decay=0.2", "dropout=0.4", "lr=0.001"),
-        ("weight_decay=0.1", "dropout=0.3", "lr=0.001"),
-        ("weight_decay=0.2", "dropout=0.1", "lr=0.004"),
+        ("weight_decay=0.1", "dropout=0.4", "lr=0.002"),
         ("weight_decay=0.2", "dropout=0.0", "lr=0.004"),
-        ("weight_decay=0.2", "dropout=0.1", "lr=0.008"),
+        ("weight_decay=0.2", "dropout=0.1", "lr=0.004"),
+        ("weight_decay=0.2", "dropout=0.3", "lr=0.004"),
+        ("weight_decay=0.2", "dropout=0.5", "lr=0.004"),
     ),
     tuple(
         Sought(layer, key, POOLS[key].text, POOLS[key].slices, 10)

@@ -14,7 +14,8 @@ import torch
 from cswe.tokens import TokenStoreError
 from cswe.tokens.manifest import MANIFEST
 from cswe.training.cells import Result
-from cswe.training.compare import Shelf, line_of, run_cell
+from cswe.training.checkpoint import LAST
+from cswe.training.compare import PausedError, Shelf, line_of, run_cell
 from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, Record, read_lines
 from experiments.expect import Sizes, expected_seconds
@@ -25,6 +26,8 @@ from experiments.tuning import Chosen, Search, chosen_by, note_choices
 # Where workers begin. Cells of images keep the device busy, the others the host: together they use both.
 _HOMES = ("images", "images", "proteins", "images", "points", "images", "proteins", "images")
 _WAIT = 1.0  # seconds between two looks for work
+_LONG = 20.0  # expected seconds from which a cell is worth going on with where it was broken off
+_WORTH = 30.0  # seconds that must be left to begin one that will be broken off
 BROKEN = 70  # exit status of a worker that another process should take the place of
 _REHEARSAL = {"epochs": 1, "batch_size": 64}
 
@@ -61,6 +64,9 @@ class Worker:
         Parts of names: only cells that have one of them in their own name or their store's; none: all cells.
     again
         Run cells that are known once more, write nothing, and say whether every score is exactly the known one.
+    continued
+        Begin long cells that will not be through by `until`, break them off then, and go on with those of an earlier
+        worker with the same `work`.
     tell
         Told a line about every cell.
     """
@@ -79,6 +85,7 @@ class Worker:
     deterministic: bool = False
     only: tuple[str, ...] = ()
     again: bool = False
+    continued: bool = False
     tell: Callable[[str], None] = print
     failed: list[str] = field(default_factory=list)
 
@@ -176,7 +183,7 @@ class Worker:
                 waiting = f"waiting for {self.stores / task.store}"
                 continue
             expected = expected_seconds(task.cell.recipe, task.cell.layer, sizes)
-            if time.monotonic() + expected * self._slowdown > self.until:
+            if time.monotonic() + self._needed(expected) > self.until:
                 short = True
                 continue
             lock = Lock(self.work / "locks" / task.study.name / f"{task.cell.name}.lock")
@@ -189,6 +196,13 @@ class Worker:
         if waiting:
             return waiting
         return "no time left for another cell" if short else "nothing left to begin"
+
+    def _needed(self, expected: float) -> float:
+        """Return the seconds that must be left to begin a cell."""
+        return _WORTH if self._pausable(expected) else expected * self._slowdown
+
+    def _pausable(self, expected: float) -> bool:
+        return self.continued and expected >= _LONG
 
     def _priority(self, task: Task) -> tuple[Any, ...]:
         """Own family first, then by wave; within a wave the tokens that are at hand, or that others have not."""
@@ -203,7 +217,8 @@ class Worker:
 
     def _do(self, task: Task, expected: float) -> int:
         run = self.work / "runs" / task.study.name / task.cell.name
-        shutil.rmtree(run, ignore_errors=True)  # of a process that was killed
+        if not (self.continued and (run / LAST).exists()):
+            shutil.rmtree(run, ignore_errors=True)  # of a process that was killed
         started = time.monotonic()
         study = task.study
         try:
@@ -214,8 +229,12 @@ class Worker:
                 test=study.test,
                 neighbors=study.neighbors,
                 keep_models=False,
-                keep_last=False,
+                keep_last=self._pausable(expected),
+                stop=lambda: self._pausable(expected) and time.monotonic() > self.until,
             )
+        except PausedError as paused:
+            self.tell(f"[{self.number}] {study.name}: {paused}, after {time.monotonic() - started:.0f} s")
+            return 0
         except Exception:
             # Whatever it is, other cells may be all right, and time on the device is dear.
             self.tell(f"{study.name}: {task.cell.name} broke down\n{traceback.format_exc(limit=-5)}")

@@ -20,7 +20,7 @@ from experiments.extract import main as extract
 from experiments.pools import IMAGE_RIVALS, POOLS
 from experiments.records import add_extraction, add_result, read_extractions, read_study, write_lines
 from experiments.run import main, share
-from experiments.studies import STUDIES, Entry, Study
+from experiments.studies import SHAPES_POINT, STUDIES, Entry, Study
 from experiments.tuning import IMAGES, LAYERS, choose, chosen_by, note_choices, read_choices
 from experiments.worker import BROKEN, Worker
 
@@ -99,6 +99,40 @@ def test_another_recipe_under_the_same_name_is_refused(work, stores, tmp_path):
     changed = Study("small", "proteins", lambda chosen: [Entry(other, 0, "sets")])
     with pytest.raises(ValueError, match=r"another recipe.*epochs"):
         work(changed)[0].run()
+
+
+def test_a_long_cell_is_broken_off_and_gone_on_with(work, tmp_path, monkeypatch):
+    plan = Plan(("swe",), (2,), 1, layers=(6,), choices=("epochs=4", *TINY[1:]))
+    long = Study("long", "proteins", lambda chosen: [Entry(plan, 0, "sets")])
+    assert work(long, out="at-once", work=tmp_path / "elsewhere")[0].run() == 1
+    monkeypatch.setattr(worker_module, "_LONG", 0)
+    opened = Worker._opened
+
+    def late(worker, task):
+        worker.until = 0.0  # while the cell is under way
+        return opened(worker, task)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "_opened", late)
+        worker, told = work(long, continued=True)
+        assert worker.run() == 0
+    assert "broken off after 1 epochs" in told[0]
+    assert told[1] == "worker 0: no time left for another cell"
+    worker, told = work(long, continued=True)
+    assert worker.run() == 1
+    (parts,), (whole,) = (read_study(tmp_path / out, "long").values() for out in ("out", "at-once"))
+    assert parts.scores == whole.scores
+    assert parts.facts["epochs"] == whole.facts["epochs"] == 4
+    assert not list((tmp_path / "work" / "runs").glob("*/*"))
+
+
+def test_what_was_broken_off_is_begun_anew_unless_it_is_to_be_gone_on_with(work, tmp_path):
+    plan = Plan(("mean",), (2,), 1, layers=(6,), choices=TINY)
+    (cell,) = plan.cells([6])
+    last = tmp_path / "work" / "runs" / "long" / cell.name / "last"
+    last.mkdir(parents=True)
+    (last / "damaged").touch()
+    assert work(Study("long", "proteins", lambda chosen: [Entry(plan, 0, "sets")]))[0].run() == 1
 
 
 def test_waves_are_done_in_order_and_at_home_first(work, monkeypatch):
@@ -264,16 +298,19 @@ def everything(study):
 def test_studies_are_what_the_page_says():
     tasks = {name: study.tasks(everything(study)) for name, study in STUDIES.items()}
     counts = {name: len(found) for name, found in tasks.items()}
-    assert counts["images-table1"] == 3 * 4 * 3 + 3 * 2 * 3 + 1
+    assert counts["images-table1"] == 3 * 3 * 3 + 3 + 3 * 3 * 3 + 3
     assert counts["images-slices"] == 5 * 2 * 3
     assert counts["images-map"] == 3 * 2 * 3
-    assert counts["images-tuned"] == 6 * 3 * 3
-    assert {task.cell.recipe.optimization.weight_decay for task in tasks["images-tuned"]} == {0.05}
+    assert counts["images-tuned"] == 7 * 3 * 3
+    assert {task.cell.recipe.optimization.weight_decay for task in tasks["images-tuned"]} == {0.1}
     assert counts["images-few"] == 6 * 3 * 3
     assert counts["proteins-table"] == (2 + 2 * 4) * 5 + 2
-    assert counts["images-tuning"] == 6 * 3 * 8
-    assert counts["images-shapes"] == 5 * 3
+    assert counts["images-tuning"] == 7 * 3 * 5
+    assert counts["images-shapes"] == 3 * 3
+    assert SHAPES_POINT in IMAGES.grid
     shapes = [task.cell.recipe.pooling for task in tasks["images-shapes"]]
+    shapes += [task.cell.recipe.pooling for task in tasks["images-tuned"] if task.cell.recipe.pooling.pool == "moments"]
+    shapes = [shape for shape in shapes if shape.weightings]
     numbers = {shape.weightings * shape.slices * int(shape.readout.partition(":")[2]) for shape in shapes}
     assert numbers == {1024}
     assert counts["proteins-tuning"] == 6 * 5
@@ -295,6 +332,8 @@ def test_studies_are_what_the_page_says():
     assert (literal.optimization.batch_size, literal.optimization.lr) == (32, 1e-4)
     searches = ("images-tuning", "images-shapes", "proteins-tuning")
     assert {task.cell.seed for name in searches for task in tasks[name]} == {10}  # which no final run has
+    long = {(task.cell.layer, task.cell.seed) for task in tasks["images-table1"] if task.cell.pool == "cswe:epochs=80"}
+    assert long == {(cell.layer, cell.seed) for cell in plain}
     sizes = {key: POOLS[key].slices for key in ("statistics", "weighted", "moments")}
     assert sizes == {"statistics": 256, "weighted": 256, "moments": 192}
 

@@ -9,7 +9,7 @@ from cswe.training.recipe import Recipe
 from experiments.figures import main as draw
 from experiments.lookup import Results, gain_text, mean_text
 from experiments.paper import TABLE1
-from experiments.pools import IMAGE_RIVALS, POOLS, RAW_POOLS, with_choices
+from experiments.pools import FEW_RIVALS, IMAGE_RIVALS, POOLS, RAW_POOLS, with_choices
 from experiments.records import RESULTS, add_result
 from experiments.tables import PAGE, TABLES, TEMPLATE, render
 
@@ -117,7 +117,7 @@ def test_few_labels_and_neighbours_have_their_rows(tmp_path):
             add(tmp_path, "images-few", text, 12, named.slices, [count / 100])
         add(tmp_path, "images-tuned", named.text, 12, named.slices, [0.5], metric="nearest")
     few = TABLES["images-few"](Results(tmp_path))
-    assert few.count("20.00") == len(IMAGE_RIVALS)
+    assert few.count("20.00") == len(FEW_RIVALS)
     assert TABLES["images-nearest"](Results(tmp_path)).count(" 50.00 ") == len(IMAGE_RIVALS)
 
 

@@ -32,6 +32,10 @@ PLAN, LOCK = "compare.json", "compare.lock"
 _WAIT = 0.5  # seconds between two looks at cells that others are working on
 
 
+class PausedError(Exception):
+    """A run was broken off on request, after an epoch; the same call with the same folder goes on with it."""
+
+
 class Shelf:
     """Batches of a store that many runs share: tokens are put on the device once for each layer.
 
@@ -233,6 +237,7 @@ def run_cell(
     neighbors: bool = False,
     keep_models: bool = True,
     keep_last: bool = True,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Train one cell, or go on with it, and score its best model.
 
@@ -248,14 +253,22 @@ def run_cell(
         As in `compare`.
     keep_last
         As in `fit`.
+    stop
+        Asked after every epoch but the last whether to break off.
+
+    Raises
+    ------
+    PausedError
+        If `stop` said so.
     """
     data = shelf.data(cell.layer, cell.recipe).drawn(cell.seed)
     device = data.train.device
     reset_peak(device)
     error = None
     try:
-        for _ in fit(data, run, seed=cell.seed, resume=True, keep_last=keep_last):
-            pass
+        for record in fit(data, run, seed=cell.seed, resume=True, keep_last=keep_last):
+            if record["epoch"] < cell.recipe.optimization.epochs and stop():
+                raise PausedError(f"{cell.label}: broken off after {record['epoch']} epochs")
     except TrainingError as failure:
         error = str(failure).replace(f"{run.parent.parent}/", "")  # wherever the folder may be moved to
     log = read_lines(run / LOG)
