@@ -45,9 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell that would not end by then")
     parser.add_argument(
-        "--continued",
+        "--pause",
         action="store_true",
-        help="break long cells off after those seconds; the next command with the same --work goes on with them",
+        help="begin long cells, too, and break them off after those seconds; the same --work goes on with them",
     )
     parser.add_argument("--device", help="cpu or cuda; a GPU if there is one")
     parser.add_argument("--deterministic", action="store_true", help="the same bits every time, where torch can")
@@ -61,8 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("a rehearsal cannot be held against results: choose --rehearse or --again")
     if chosen.rehearse and chosen.out.resolve() == RESULTS.resolve():
         parser.error("a rehearsal gives no results: choose another --out")
-    if chosen.continued and (chosen.work is None or chosen.again):
-        parser.error("--continued needs --work, a folder to go on from, and is not for --again")
+    if chosen.pause and (chosen.work is None or chosen.again):
+        parser.error("--pause needs --work, a folder to go on from, and is not for --again")
     work = chosen.work or Path(tempfile.mkdtemp(prefix="cswe-experiments-"))
     if chosen.worker is None and chosen.jobs > 1:
         command = [sys.executable, "-m", "experiments.run", *words, "--work", str(work)]
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         chosen.deterministic,
         tuple(text for texts in chosen.only for text in texts.split(",") if text),
         chosen.again,
-        chosen.continued,
+        chosen.pause,
         lambda line: print(line, flush=True),
     )
     worker.run()

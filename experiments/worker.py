@@ -64,9 +64,9 @@ class Worker:
         Parts of names: only cells that have one of them in their own name or their store's; none: all cells.
     again
         Run cells that are known once more, write nothing, and say whether every score is exactly the known one.
-    continued
-        Begin long cells that will not be through by `until`, break them off then, and go on with those of an earlier
-        worker with the same `work`.
+    pause
+        Begin long cells that will not be through by `until`, too, and break them off then: a worker with the same
+        `work` goes on with them.
     tell
         Told a line about every cell.
     """
@@ -85,7 +85,7 @@ class Worker:
     deterministic: bool = False
     only: tuple[str, ...] = ()
     again: bool = False
-    continued: bool = False
+    pause: bool = False
     tell: Callable[[str], None] = print
     failed: list[str] = field(default_factory=list)
 
@@ -183,7 +183,7 @@ class Worker:
                 waiting = f"waiting for {self.stores / task.store}"
                 continue
             expected = expected_seconds(task.cell.recipe, task.cell.layer, sizes)
-            if time.monotonic() + self._needed(expected) > self.until:
+            if time.monotonic() + self._needed(task, expected) > self.until:
                 short = True
                 continue
             lock = Lock(self.work / "locks" / task.study.name / f"{task.cell.name}.lock")
@@ -197,12 +197,18 @@ class Worker:
             return waiting
         return "no time left for another cell" if short else "nothing left to begin"
 
-    def _needed(self, expected: float) -> float:
-        """Return the seconds that must be left to begin a cell."""
-        return _WORTH if self._pausable(expected) else expected * self._slowdown
+    def _needed(self, task: Task, expected: float) -> float:
+        """Return the seconds that must be left to begin a cell, or to go on with it."""
+        if self._pausable(expected):
+            return _WORTH
+        left = 1 - _epochs_done(self._run(task)) / task.cell.recipe.optimization.epochs
+        return left * expected * self._slowdown
 
     def _pausable(self, expected: float) -> bool:
-        return self.continued and expected >= _LONG
+        return self.pause and expected >= _LONG
+
+    def _run(self, task: Task) -> Path:
+        return self.work / "runs" / task.study.name / task.cell.name
 
     def _priority(self, task: Task) -> tuple[Any, ...]:
         """Own family first, then by wave; within a wave the tokens that are at hand, or that others have not."""
@@ -216,9 +222,11 @@ class Worker:
         )
 
     def _do(self, task: Task, expected: float) -> int:
-        run = self.work / "runs" / task.study.name / task.cell.name
-        if not (self.continued and (run / LAST).exists()):
+        run = self._run(task)
+        if not (begun := _epochs_done(run)):
             shutil.rmtree(run, ignore_errors=True)  # of a process that was killed
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # other workers may need what the last cell does not any more
         started = time.monotonic()
         study = task.study
         try:
@@ -246,7 +254,8 @@ class Worker:
                 raise SystemExit(BROKEN) from None
             return 0
         wall = time.monotonic() - started
-        self._slowdown = 0.5 * self._slowdown + 0.5 * max(1.0, wall / expected)
+        if not begun:
+            self._slowdown = 0.5 * self._slowdown + 0.5 * max(1.0, wall / expected)
         if self.again:
             shutil.rmtree(run, ignore_errors=True)
             self._hold_against(task, result)
@@ -307,6 +316,11 @@ def _usable(device: torch.device) -> bool:
         except RuntimeError:
             return False
     return True
+
+
+def _epochs_done(run: Path) -> int:
+    """Return how many epochs of a run that was broken off need not be made again."""
+    return len(read_lines(run / LOG)) if (run / LAST).exists() else 0
 
 
 def _touch(mark: Path) -> None:

@@ -114,11 +114,11 @@ def test_a_long_cell_is_broken_off_and_gone_on_with(work, tmp_path, monkeypatch)
 
     with monkeypatch.context() as patched:
         patched.setattr(Worker, "_opened", late)
-        worker, told = work(long, continued=True)
+        worker, told = work(long, pause=True)
         assert worker.run() == 0
     assert "broken off after 1 epochs" in told[0]
     assert told[1] == "worker 0: no time left for another cell"
-    worker, told = work(long, continued=True)
+    worker, told = work(long)
     assert worker.run() == 1
     (parts,), (whole,) = (read_study(tmp_path / out, "long").values() for out in ("out", "at-once"))
     assert parts.scores == whole.scores
@@ -126,12 +126,12 @@ def test_a_long_cell_is_broken_off_and_gone_on_with(work, tmp_path, monkeypatch)
     assert not list((tmp_path / "work" / "runs").glob("*/*"))
 
 
-def test_what_was_broken_off_is_begun_anew_unless_it_is_to_be_gone_on_with(work, tmp_path):
+def test_a_run_that_was_killed_is_begun_anew(work, tmp_path):
     plan = Plan(("mean",), (2,), 1, layers=(6,), choices=TINY)
     (cell,) = plan.cells([6])
-    last = tmp_path / "work" / "runs" / "long" / cell.name / "last"
-    last.mkdir(parents=True)
-    (last / "damaged").touch()
+    best = tmp_path / "work" / "runs" / "long" / cell.name / "best"
+    best.mkdir(parents=True)
+    (best / "damaged").touch()
     assert work(Study("long", "proteins", lambda chosen: [Entry(plan, 0, "sets")]))[0].run() == 1
 
 
