@@ -159,7 +159,7 @@ def _against(
 
 def tuned_differences(results: Results) -> str:
     """Differences to attention pooling and to attentive statistics."""
-    return _against(results, "images-tuned", IMAGE_RIVALS, ("attention-5", "statistics"), LAYERS)
+    return _against(results, "images-tuned", IMAGE_RIVALS, ("attention-5", "statistics-1", "statistics"), LAYERS)
 
 
 def nearest_table(results: Results) -> str:

@@ -32,6 +32,7 @@ POOLS = {
     "attention-3": Named("attention:queries=3", "attention, 3 queries"),
     "attention-5": Named("attention:queries=5", "attention, 5 queries"),
     "statistics": Named("statistics:weightings=2", "attentive statistics, 2 × 256 × 2", 256),
+    "statistics-1": Named("statistics:weightings=1", "attentive statistics, 1 × 512 × 2", 512),
     "moments": Named("moments:readout=moments:4,weightings=0", "L-moments, 192 × 4", 192),
     "weighted": Named("moments:readout=moments:2,weightings=2", "weighted L-moments, 2 × 256 × 2", 256),
     "weighted-1": Named("moments:readout=moments:2,weightings=1", "weighted L-moments, 1 × 512 × 2", 512),
@@ -40,8 +41,10 @@ POOLS = {
     "weighted-4": Named("moments:readout=moments:2,weightings=4", "weighted L-moments, 4 × 128 × 2", 128),
 }
 # All of one size, or smaller, and all under the same regularisation.
-IMAGE_RIVALS = ("gap", "attention-1", "attention-5", "statistics", "moments", "weighted-1", "weighted")
-FEW_RIVALS = tuple(key for key in IMAGE_RIVALS if key != "weighted-1")
+IMAGE_RIVALS = (
+    "gap", "attention-1", "attention-5", "statistics-1", "statistics", "moments", "weighted-1", "weighted"
+)  # fmt: skip
+FEW_RIVALS = tuple(key for key in IMAGE_RIVALS if key not in ("statistics-1", "weighted-1"))
 PROTEIN_RIVALS = ("gap", "attention-1", "attention-3", "statistics-4", "moments-128", "weighted-4")
 
 
@@ -55,6 +58,7 @@ POINT_POOLS = {
     "moments": Named("moments:readout=moments:8,weightings=0", "L-moments, K = 8"),
     "weighted": Named("moments:readout=moments:2,weightings=2", "weighted L-moments, 2 weightings, K = 2"),
 }
+UNSLICED = ("gap", "attention-1", "attention-directions")
 # ε = 7 is far above any transport between points of the unit ball: there the bound is relative, as is the temperature.
 RAW_POOLS = {
     **POINT_POOLS,

@@ -16,7 +16,7 @@ def test_example(code):
     names = {}
     exec(compile(code, str(README), "exec"), names)
     if "vectors" in names:
-        assert names["vectors"].shape == (32, 256)
+        assert names["vectors"].shape == (32, 128)
     if "duals" in names:
         assert names["duals"].steps == 10
         assert torch.isfinite(names["loss"])

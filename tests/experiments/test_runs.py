@@ -18,7 +18,7 @@ from experiments.expect import Sizes, expected_seconds
 from experiments.extract import STORES, NormedToo
 from experiments.extract import main as extract
 from experiments.pools import IMAGE_RIVALS, POOLS
-from experiments.records import add_extraction, add_result, read_extractions, read_study, write_lines
+from experiments.records import RESULTS, add_extraction, add_result, read_extractions, read_study, write_lines
 from experiments.run import main, share
 from experiments.studies import SHAPES_POINT, STUDIES, Entry, Study
 from experiments.tuning import IMAGES, LAYERS, choose, chosen_by, note_choices, read_choices
@@ -290,6 +290,16 @@ def test_final_runs_of_another_choice_are_made_again(work, tmp_path):
     assert work(final(1), again=True)[0].run() == 0  # what is known is not of this recipe
 
 
+def test_what_is_known_is_what_the_studies_ask_for():
+    """A recipe that has changed since would make the next command refuse the results."""
+    for name, study in STUDIES.items():
+        known = read_study(RESULTS, name)
+        chosen = {} if study.search is None else chosen_by(study.search, [RESULTS])
+        asked = {task.cell.name: task.cell.recipe for task in study.tasks(chosen)}
+        for cell, result in known.items():
+            assert result.cell.recipe.difference(asked[cell]) == "", f"{name}, {cell}"
+
+
 def everything(study):
     """Choose the first point for all that is sought."""
     return {} if study.search is None else {sought.key: study.search.grid[0] for sought in study.search.sought}
@@ -301,11 +311,11 @@ def test_studies_are_what_the_page_says():
     assert counts["images-table1"] == 3 * 3 * 3 + 3 + 3 * 3 * 3 + 3
     assert counts["images-slices"] == 5 * 2 * 3
     assert counts["images-map"] == 3 * 2 * 3
-    assert counts["images-tuned"] == 7 * 3 * 3
+    assert counts["images-tuned"] == 8 * 3 * 3
     assert {task.cell.recipe.optimization.weight_decay for task in tasks["images-tuned"]} == {0.1}
     assert counts["images-few"] == 6 * 3 * 3
     assert counts["proteins-table"] == (2 + 2 * 4) * 5 + 2
-    assert counts["images-tuning"] == 7 * 3 * 5
+    assert counts["images-tuning"] == 8 * 3 * 5
     assert counts["images-shapes"] == 3 * 3
     assert SHAPES_POINT in IMAGES.grid
     shapes = [task.cell.recipe.pooling for task in tasks["images-shapes"]]

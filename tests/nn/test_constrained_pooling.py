@@ -113,7 +113,7 @@ def test_digits_end_to_end():
     """D starts above the bound, the multiplier rises, and at the end D ≤ ε + s, with the reference held."""
     torch.manual_seed(0)
     tokens, mask, labels = (part[:600] for part in digits())
-    pool = cswe.SWEPool(3, 8, 24)
+    pool = cswe.SWEPool(3, 8, 24, "moments:4")
     head = nn.Linear(pool.out_dim, 10)
     bound = cswe.SWGGBound(pool, bound=cswe.Fraction(0.95, batches=3), wrt="slices")
     duals = cswe.PrimalDual(bound, lr=0.05, slack_lr=0.05, slack_weight=0.5)

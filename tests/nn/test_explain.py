@@ -104,5 +104,5 @@ def test_gradients_are_left_alone_and_a_wrong_target_is_refused():
     assert not shares.requires_grad
     assert tokens.grad is None
     assert pool.slicer.weight.grad is None
-    with pytest.raises(ValueError, match=r"expected target of shape \(20,\) or \(3, 20\) but got \(7,\)"):
+    with pytest.raises(ValueError, match=r"expected target of shape \(10,\) or \(3, 10\) but got \(7,\)"):
         pool.explain(tokens, target=torch.ones(7))

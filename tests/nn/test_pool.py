@@ -311,6 +311,15 @@ class TestParameters:
             torch.testing.assert_close(weight[:6] @ weight[:6].T, torch.eye(6), rtol=0, atol=1e-5)
             torch.testing.assert_close(weight[6:12] @ weight[6:12].T, torch.eye(6), rtol=0, atol=1e-5)
 
+    def test_what_is_left_to_us(self):
+        pool = SWEPool(6, 5)
+        assert (type(pool.readout).__name__, pool.weightings, pool.out_dim) == ("Moments", 1, 10)
+        same = SWEPool(6, 5, readout="moments:2", weightings=1)
+        same.load_state_dict(pool.state_dict())
+        assert torch.equal(pool(draw(0, 2, 3, 6)), same(draw(0, 2, 3, 6)))
+        assert SWEPool(6, 5, readout="moments:2").weightings == 0  # a readout of one's own is taken at its word
+        assert SWEPool(6, 5, interpolation="linear").weightings == 0
+
     def test_freezing(self):
         pool = SWEPool(6, 5, 9, "flatten", train_slices=False, train_reference=False)
         assert not any(p.requires_grad for p in pool.parameters())

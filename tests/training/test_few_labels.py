@@ -9,6 +9,7 @@ from cswe.training import TrainingData, UserError, fit, recipe
 from cswe.training.cells import Cell
 from cswe.training.checkpoint import BEST, LAST, load
 from cswe.training.compare import Shelf, run_cell
+from cswe.training.data import scoring_size
 from cswe.training.evaluate import nearest_accuracy
 from cswe.training.folder import saved_epoch
 from cswe.training.provenance import commit
@@ -25,6 +26,13 @@ def store(make_store, tmp_path_factory):
 
 def classes_of(data):
     return np.bincount(data.labels().numpy()).tolist()
+
+
+def test_an_accelerator_scores_many_sets_at_a_time():
+    gpu = torch.device("cuda")
+    for size, scored in ((16, 256), (256, 256), (1024, 1024)):
+        chosen = TINY.with_(batch_size=size)
+        assert (scoring_size(chosen, gpu), scoring_size(chosen, CPU)) == (scored, size)
 
 
 def test_so_many_of_every_class_by_the_seed(store):

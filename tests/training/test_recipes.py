@@ -51,10 +51,10 @@ def test_points(slices, batch):
 def test_tuned_is_regularised_and_small_enough_to_search_with():
     chosen = recipe("tuned")
     p, o, r = chosen.pooling, chosen.optimization, chosen.regularization
-    assert (p.pool, p.readout, p.weightings, p.slices, p.standardize) == ("moments", "moments:2", 2, 256, True)
+    assert (p.pool, p.readout, p.weightings, p.slices, p.standardize) == ("moments", "moments:2", 1, 512, True)
     assert p.weightings * p.slices * 2 == 1024
-    assert (o.optimizer, o.weight_decay, o.decay, o.schedule) == ("adamw", 0.1, "head", "cosine")
-    assert (r.keep_tokens, r.dropout, r.label_smoothing, r.normalization) == (0.5, 0.3, 0.1, "batch")
+    assert (o.optimizer, o.weight_decay, o.decay, o.schedule) == ("adamw", 0.2, "head", "cosine")
+    assert (r.keep_tokens, r.dropout, r.label_smoothing, r.normalization) == (0.5, 0.5, 0.1, "batch")
     assert recipe("tuned", 64).pooling.slices == 64
 
 

@@ -13,7 +13,7 @@ from cswe.tokens import Item, TokenStore
 from cswe.training.embed import embed
 from cswe.training.inputs import StoreInput, open_input
 from cswe.training.model import Facts, Model
-from cswe.training.neighbors import nearest
+from cswe.training.neighbors import _least, nearest
 from cswe.training.recipes import recipe
 
 
@@ -150,6 +150,18 @@ def test_equal_distances_come_in_order_and_few_vectors_are_enough():
     _, found = nearest(torch.ones(2, 3), vectors.split(2), 3)
     assert found.tolist() == [[0, 1, 2]] * 2
     assert nearest(torch.ones(1, 3), vectors.split(2), 9, skip=torch.tensor([2]))[1].tolist() == [[0, 1, 3, 4]]
+
+
+@pytest.mark.parametrize("k", [1, 4, 50])
+def test_the_least_are_those_of_a_stable_sort(k):
+    generator = torch.Generator().manual_seed(k)
+    values = torch.randint(0, 40, (64, 30), generator=generator).double()  # most rows have equals, some among the least
+    values[0], values[1, 3], values[2, :28] = 1.0, torch.inf, torch.nan
+    sure = torch.rand(64, 30, generator=generator, dtype=torch.float64)
+    for rows in (values, sure):
+        expected = rows.sort(dim=1, stable=True)
+        for found, wanted in zip(_least(rows, k), expected, strict=True):
+            assert torch.equal(found.nan_to_num(-1.0), wanted[:, :k].nan_to_num(-1.0))
 
 
 def test_neighbours_from_the_command_line(trained, digits, vectors, capsys):

@@ -16,7 +16,7 @@ import torch
 from cswe.tokens import Batches, Manifest, TokenStore
 from cswe.training.cells import CELLS, RUNS, Cell, Plan, Result
 from cswe.training.checkpoint import BEST, LAST, load, read_json, write_json
-from cswe.training.data import TrainingData
+from cswe.training.data import TrainingData, scoring_size
 from cswe.training.errors import TrainingError, UserError
 from cswe.training.evaluate import nearest_accuracy, predict
 from cswe.training.fit import fit
@@ -68,20 +68,19 @@ class Shelf:
             data = TrainingData.open(store, recipe, self._device)
             test = None
             if "test" in store.splits:
-                test = Batches(
-                    store, choice.batch_size, indices=store.split("test"), shuffle=False, device=self._device
-                )
+                scored = scoring_size(recipe, self._device)
+                test = Batches(store, scored, indices=store.split("test"), shuffle=False, device=self._device)
             self._open = (key, data, test)
         _, data, test = self._open
         check_pool(recipe, data.store.manifest)
-        size = choice.batch_size
+        scored = scoring_size(recipe, self._device)
         shared = TrainingData(
             data.store,
-            data.train.narrowed(batch_size=size),
-            data.validation.narrowed(batch_size=size),
+            data.train.narrowed(batch_size=choice.batch_size),
+            data.validation.narrowed(batch_size=scored),
             replace(data.facts, recipe=recipe),
         )
-        return shared, None if test is None else test.narrowed(batch_size=size)
+        return shared, None if test is None else test.narrowed(batch_size=scored)
 
 
 def check_pool(recipe: Recipe, manifest: Manifest) -> None:

@@ -18,10 +18,20 @@ from cswe.training.task import task_of
 
 Indices = npt.NDArray[np.int64]
 _SAMPLE = 1024  # sets from which slices, reference and statistics start
+_SCORED = 256  # sets that an accelerator scores at a time, however few a training step takes
 
 
 class MissingClassWarning(UserWarning):
     """Some class does not occur in validation: scores say nothing about it."""
+
+
+def scoring_size(recipe: Recipe, device: torch.device) -> int:
+    """Return how many sets are scored at a time: those of a training step are few where labels are.
+
+    A small batch costs an accelerator as much as one that keeps it busy.
+    """
+    size = recipe.optimization.batch_size
+    return size if device.type == "cpu" else max(size, _SCORED)
 
 
 @dataclass
@@ -47,7 +57,7 @@ class TrainingData:
         return cls(
             store,
             Batches(store, choice.batch_size, indices=train, max_tokens=choice.max_tokens, device=device),
-            Batches(store, choice.batch_size, indices=validation, shuffle=False, device=device),
+            Batches(store, scoring_size(recipe, device), indices=validation, shuffle=False, device=device),
             facts,
         )
 

@@ -59,10 +59,25 @@ def nearest(
         here = torch.arange(start, start + len(block), device=queries.device).expand(len(queries), -1)
         if skip is not None:
             distances = distances.masked_fill(here == skip.unsqueeze(1), torch.inf)
-        # A stable sort with the earlier blocks first keeps equal distances in the order of their positions.
-        distances, order = torch.cat([best, distances], dim=1).sort(dim=1, stable=True)
-        places = torch.cat([places, here], dim=1).gather(1, order)[:, :k]
-        best = distances[:, :k]
+        # Earlier blocks come first, so that equal distances keep the order of their positions.
+        best, order = _least(torch.cat([best, distances], dim=1), k)
+        places = torch.cat([places, here], dim=1).gather(1, order)
         start += len(block)
     kept = int(torch.isfinite(best).sum(1).min()) if best.numel() else 0
     return best[:, :kept], places[:, :kept]
+
+
+def _least(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Give the k least of every row, ascending, and where they are; of equal ones the first come first.
+
+    As the first columns of a stable sort, which takes many times as long: only rows are sorted whose k-th has equals
+    beyond, since which of those `topk` takes is anyone's guess.
+    """
+    k = min(k, values.shape[1])
+    found, order = values.topk(k, dim=1, largest=False)
+    unsure = (values <= found[:, -1:]).sum(1) != k
+    if bool(unsure.any()):
+        order[unsure] = values[unsure].sort(dim=1, stable=True)[1][:, :k]
+    order = order.sort(dim=1)[0]
+    found, rank = values.gather(1, order).sort(dim=1, stable=True)
+    return found, order.gather(1, rank)
