@@ -106,6 +106,24 @@ def map_table(results: Results) -> str:
     return grid(head, lines)
 
 
+def matching_table(results: Results) -> str:
+    """Hold ranks against what public code gathers by, and against displacements listed by rank."""
+    head = ["Layer", "Displacements", "Seeds", "Train", "Validation", "Test", "against the paper's form"]
+    lines = []
+    for layer in LAYERS:
+        plain = results.row("images-table1", "swe", layer, 128)
+        for label, row in (
+            ("by reference point (the paper)", plain),
+            ("by argsort (public code)", results.row("images-matching", "swe:order=argsort", layer, 128)),
+            ("by rank", results.row("images-matching", "swe:order=rank", layer, 128)),
+        ):
+            if row is not None:
+                scores = [mean_text(row, split) for split in TABLE1_SPLITS]
+                difference = "" if row is plain else gain_text(row, plain)
+                lines.append([str(layer), label, count_text(row), *scores, difference])
+    return grid(head, lines)
+
+
 def temperature_table(results: Results) -> str:
     """Compare the paper's temperature with softer ones."""
     head = ["ε", "τ", "Seeds", "Train", "Test", "against SWE"]

@@ -108,6 +108,12 @@ def _map(_: Chosen) -> list[Entry]:
     return [*_seeds(plan, (7, 8, 8), "images"), *_seeds(bounded, (7, 11, 11), "images")]
 
 
+def _matching(_: Chosen) -> list[Entry]:
+    # Why is SWE so much better here than in the paper? As public code matches, and as we would list displacements.
+    plan = Plan(("swe:order=argsort", "swe:order=rank"), (128,), layers=LAYERS, recipe="images", choices=THIRTY)
+    return _seeds(plan, (7, 11, 11), "images")
+
+
 def _temperature(_: Chosen) -> list[Entry]:
     # A bound just below the unconstrained level, and a sort soft enough that its slope is more than noise.
     pools = ("cswe:bound=26,temperature=1", "cswe:bound=26,temperature=10")
@@ -278,6 +284,7 @@ STUDIES = {
         Study("images-table1", "images", _table1),
         Study("images-slices", "images", _slices),
         Study("images-map", "images", _map),
+        Study("images-matching", "images", _matching),
         Study("images-temperature", "images", _temperature),
         Study("images-few", "images", _few, IMAGES),
         Study("proteins-tuning", "proteins", _proteins_tuning, test=False),

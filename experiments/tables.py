@@ -64,6 +64,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "images-epochs": image_tables.epochs_check,
     "images-slices": image_tables.slices_table,
     "images-map": image_tables.map_table,
+    "images-matching": image_tables.matching_table,
     "images-temperature": image_tables.temperature_table,
     "images-tuning": image_tables.tuning_table,
     "images-tuned": image_tables.tuned_table,

@@ -342,7 +342,7 @@ class TestParameters:
         (lambda: SWEPool(6, 5, 9, readout=MapPoints(8)), "made for 8 points but the pool has 9"),
         (lambda: SWEPool(6, 5, readout="moments:x"), "'moments:K', .* but got 'moments:x'"),
         (lambda: SWEPool(6, 5, readout="moments:0"), "k ≥ 1 moments but got 0"),
-        (lambda: SWEPool(6, 5, order="up"), "'rank' or 'reference' but got 'up'"),
+        (lambda: SWEPool(6, 5, order="up"), "one of reference, rank, argsort but got 'up'"),
         (lambda: SWEPool(6, 5, init="zero"), "'orthogonal' or 'normal' but got 'zero'"),
         (lambda: SWEPool(6, 5, weightings=-1), "weightings ≥ 0 but got -1"),
         (lambda: SWEPool(6, 5, 9, "flatten", 2, interpolation="linear"), "takes no weights"),

@@ -41,6 +41,15 @@ class TestMatching:
         z = swe(tokens, reference, torch.ones(1, 1))
         torch.testing.assert_close(z[0, 0], torch.tensor([2.0 - 20, 3.0 - 30, 1.0 - 10]))
 
+    def test_the_public_codes_matching_for_comparison(self):
+        tokens, reference = torch.tensor([[[1.0], [2.0], [3.0]]]), torch.tensor([[20.0], [30.0], [10.0]])
+        z = swe(tokens, reference, torch.ones(1, 1), order="argsort")
+        torch.testing.assert_close(z[0, 0], torch.tensor([3.0 - 20, 1.0 - 30, 2.0 - 10]))
+        moved = swe(tokens, reference.sort(0).values, torch.ones(1, 1), order="argsort")
+        assert torch.equal(moved, swe(tokens, reference.sort(0).values, torch.ones(1, 1)))  # right where it is sorted
+        inputs = draw(3, 2, 7, 3).requires_grad_(), draw(4, 7, 3).requires_grad_(), draw(5, 2, 3).requires_grad_()
+        assert torch.autograd.gradcheck(lambda *parts: swe(*parts, order="argsort"), inputs)
+
     def test_argsort_matching_would_be_seen(self):
         """The mistake of the public code changes the result, so the test above can fail."""
         tokens, reference, slices = draw(0, 1, 17, 3), draw(1, 17, 3), unit(draw(2, 1, 3))

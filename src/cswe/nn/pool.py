@@ -14,7 +14,7 @@ from cswe.nn.statistics import TokenStatistics, principal_start
 from cswe.nn.token_weights import TokenWeights
 from cswe.ops._gpu import gpu_kernels
 from cswe.ops._inputs import without_autocast, working_dtype
-from cswe.ops.embedding import Interpolation, Order
+from cswe.ops.embedding import ORDERS, Interpolation, Order
 
 
 class SWEPool(nn.Module):
@@ -42,7 +42,8 @@ class SWEPool(nn.Module):
         for each, on the same slices, which are sorted once for all. 0: the uniform measure (or given weights).
         ``None``: 1 if the readout is left to us, too, and 0 with a readout of your choice.
     order
-        How displacements are listed: ``"rank"``, or ``"reference"`` as in the paper.
+        How displacements are listed: ``"rank"``, or ``"reference"`` as in the paper; ``"argsort"``: wrongly, as in
+        public code, see :func:`cswe.ops.swe`.
     standardize
         Subtract the tokens' mean and divide by their common spread first, both measured by :meth:`init_from`.
     interpolation
@@ -92,8 +93,8 @@ class SWEPool(nn.Module):
             weightings = int(readout is None and interpolation != "linear")
         if weightings < 0:
             raise ValueError(f"expected weightings ≥ 0 but got {weightings}")
-        if order not in ("rank", "reference"):
-            raise ValueError(f"expected order 'rank' or 'reference' but got {order!r}")
+        if order not in ORDERS:
+            raise ValueError(f"expected order to be one of {', '.join(ORDERS)} but got {order!r}")
         if interpolation not in ("barycentric", "linear"):
             raise ValueError(f"expected interpolation 'barycentric' or 'linear' but got {interpolation!r}")
         if interpolation == "linear" and weightings:

@@ -1,7 +1,7 @@
 """Sets of vectors as vectors: the sliced Wasserstein embedding, and L-moments of projections."""
 
 from math import sqrt
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from cswe.ops.fast_sort import permuted, sort_rows, sorted_rows
 from cswe.ops.sorting import filled_ranks, sort_with_padding_last, sorted_with_padding_last
 
 Interpolation = Literal["barycentric", "linear"]
-Order = Literal["reference", "rank"]
+Order = Literal["reference", "rank", "argsort"]
+ORDERS = get_args(Order)
 
 
 @without_autocast
@@ -66,7 +67,8 @@ def swe(
         as the paper intends; no weights.
     order
         ``"reference"`` lists z by reference point (the paper), ``"rank"`` by rank: continuous in the reference, and
-        what a linear head sees is the quantile function.
+        what a linear head sees is the quantile function. ``"argsort"`` is for results to be held against: it gathers
+        as public code does, by the inverse of the ranks, which is no transport unless the reference is sorted.
     validate
         Look at the values too; by default in eager use on the CPU.
 
@@ -86,8 +88,8 @@ def swe(
     check_points(reference, "reference", (2,), width=width)
     if interpolation not in ("barycentric", "linear"):
         raise ValueError(f"expected interpolation 'barycentric' or 'linear' but got {interpolation!r}")
-    if order not in ("reference", "rank"):
-        raise ValueError(f"expected order 'reference' or 'rank' but got {order!r}")
+    if order not in ORDERS:
+        raise ValueError(f"expected order to be one of {', '.join(ORDERS)} but got {order!r}")
     if interpolation == "linear" and weights is not None:
         raise ValueError("linear interpolation between order statistics takes no weights; use 'barycentric'")
     look = looks_at_values(validate, tokens)
@@ -157,6 +159,8 @@ def displacement(quantiles: Tensor, reference: Tensor, order: Order) -> Tensor:
         return quantiles - ranked
     # argsort lists the points by rank; its inverse, which is needed here, gives each point its rank.
     rank = torch.argsort(by_rank, dim=-1)
+    if order == "argsort":
+        return permuted(quantiles, by_rank, rank) - reference
     return permuted(quantiles, rank, by_rank) - reference
 
 

@@ -35,7 +35,7 @@ class Pooling:
     normalize_keys: bool = False
     """Let weightings and queries see the tokens' directions alone: where a few tokens are far longer than the rest."""
     order: Order = "rank"
-    """How displacements are listed: by rank, or by reference point (the paper's)."""
+    """How displacements are listed: by rank, by reference point (the paper's), or by argsort (public code's, wrong)."""
     interpolation: Interpolation = "barycentric"
     """Quantile functions on M ranks."""
     initial: Initialisation = "orthogonal"
