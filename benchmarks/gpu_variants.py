@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+import cswe.nn.pool as pool_module
 import cswe.ops.kernels.cuda as way
 from cswe import PrimalDual
 from cswe.bench.meter import capture, times_on_gpu
@@ -185,9 +187,43 @@ def training_step(slices, bounded, B=1024, N=196, d=192):
     return step
 
 
+def tuned_step(readout, weightings, slices, N, B=1024, d=192):
+    """A step of a pool of the tuned comparison, 200 classes: half of the tokens, standardised, a normalised head."""
+    x, labels = torch.randn(B, N, d, device="cuda").half(), torch.randint(200, (B,), device="cuda")
+    pool = SWEPool(d, slices, readout=readout, weightings=weightings, standardize=True).cuda()
+    pool.statistics.measure(x[:8].reshape(-1, d).float())
+    normalised = torch.nn.BatchNorm1d(pool.out_dim, affine=False)
+    head = torch.nn.Sequential(normalised, torch.nn.Linear(pool.out_dim, 200)).cuda()
+    optimizer = torch.optim.Adam([*pool.parameters(), *head.parameters()], lr=1e-3)
+
+    def step():
+        torch.nn.functional.cross_entropy(head(pool(x)), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+TUNED = [
+    ("moments:2", 2, 256, 98),
+    ("moments:2", 2, 256, 100),
+    ("moments:2", 1, 512, 98),
+    ("statistics", 2, 256, 98),
+    ("statistics", 2, 256, 100),
+    ("moments:4", 0, 192, 98),
+]
+
+
 def steps(report):
     """Wall and device time of training steps, in deterministic mode, as experiments are run."""
     torch.use_deterministic_algorithms(True, warn_only=True)
+    for readout, weightings, slices, tokens in TUNED:
+        told = []
+        for name, kernels in (("as stored", pool_module.gpu_kernels), ("copied to float32", lambda *_, **__: None)):
+            with patch.object(pool_module, "gpu_kernels", kernels):
+                device = sum(kernel_times(tuned_step(readout, weightings, slices, tokens)).values())
+            told.append(f"{name} {device:.2f} ms on the device")
+        report(f"step of {readout}, {weightings} weightings, L = {slices}, N = {tokens}: tokens {', '.join(told)}")
     for slices, bounded in ((16, True), (64, True), (128, True), (128, False)):
         step = training_step(slices, bounded)
         device = sum(kernel_times(step).values())
