@@ -45,7 +45,9 @@ IMAGE_RIVALS = (
     "gap", "attention-1", "attention-5", "statistics-1", "statistics", "moments", "weighted-1", "weighted"
 )  # fmt: skip
 FEW_RIVALS = tuple(key for key in IMAGE_RIVALS if key not in ("statistics-1", "weighted-1"))
-PROTEIN_RIVALS = ("gap", "attention-1", "attention-3", "statistics-4", "moments-128", "weighted-4")
+PROTEIN_RIVALS = (
+    "gap", "attention-1", "attention-3", "statistics-1", "statistics-4", "moments-128", "weighted-1", "weighted-4"
+)  # fmt: skip
 
 
 # On points every number of slices is tried; labels say the rest.

@@ -75,7 +75,7 @@ def proteins_literal(results: Results) -> str:
 
 def proteins_tuned(results: Results) -> str:
     """All poolings under the same regularisation on proteins."""
-    rivals = ("attention-3", "statistics-4")
+    rivals = ("attention-3", "statistics-1", "statistics-4")
     head = ["Pooling", "Size", "Seeds", "Test", *(f"− {POOLS[rival].label}" for rival in rivals), "Time", "Memory"]
     lines = []
     for key in PROTEIN_RIVALS:

@@ -310,7 +310,7 @@ def test_studies_are_what_the_page_says():
     counts = {name: len(found) for name, found in tasks.items()}
     assert counts["images-table1"] == 3 * 3 * 3 + 3 + 3 * 3 * 3 + 3
     assert counts["images-slices"] == 5 * 2 * 3
-    assert counts["images-map"] == 3 * 2 * 3
+    assert counts["images-map"] == 3 * (3 + 1)
     assert counts["images-matching"] == 3 * 2 * 3
     assert counts["images-tuned"] == 8 * 3 * 3
     assert {task.cell.recipe.optimization.weight_decay for task in tasks["images-tuned"]} == {0.1}
@@ -324,8 +324,8 @@ def test_studies_are_what_the_page_says():
     shapes = [shape for shape in shapes if shape.weightings]
     numbers = {shape.weightings * shape.slices * int(shape.readout.partition(":")[2]) for shape in shapes}
     assert numbers == {1024}
-    assert counts["proteins-tuning"] == 6 * 5
-    assert counts["proteins-tuned"] == 6 * 5
+    assert counts["proteins-tuning"] == 8 * 5
+    assert counts["proteins-tuned"] == 8 * 5
     assert counts["points-tuning"] == (7 + 10 + 5) * 3 * 3
     assert counts["points-table"] == ((2 + 5 * 5) + (3 + 7 * 3) + (2 + 3)) * 3
     for task in tasks["points-table"] + tasks["points-tuning"]:

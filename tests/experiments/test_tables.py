@@ -11,7 +11,7 @@ from experiments.lookup import Results, gain_text, mean_text
 from experiments.paper import TABLE1
 from experiments.pools import FEW_RIVALS, IMAGE_RIVALS, POOLS, RAW_POOLS, with_choices
 from experiments.records import RESULTS, add_result
-from experiments.tables import PAGE, TABLES, TEMPLATE, render
+from experiments.tables import PAGE, README, TABLES, TEMPLATE, render, with_headline
 
 
 def add(folder, study, pool, layer, slices, values, metric="top1", **facts):
@@ -29,6 +29,10 @@ def add(folder, study, pool, layer, slices, values, metric="top1", **facts):
 def test_the_page_is_what_the_results_make():
     made = render(TEMPLATE.read_text(encoding="utf-8"), Results(RESULTS))
     assert PAGE.read_text(encoding="utf-8") == made, "run `python -m experiments.tables`"
+    readme = README.read_text(encoding="utf-8")
+    assert readme == with_headline(readme, Results(RESULTS)), "run `python -m experiments.tables`"
+    with pytest.raises(ValueError, match=r"README.md: expected the marks"):
+        with_headline("no marks", Results(RESULTS))
 
 
 def test_no_score_is_written_by_hand():
@@ -95,7 +99,7 @@ def test_what_has_no_results_is_left_out(tmp_path):
     add(tmp_path, "images-table1", "mean", 6, None, [0.5])
     made = render(template, Results(tmp_path))
     assert "a\n\nb\n\nStill to do." in made
-    assert "`images-map` (1 of 18)" in made
+    assert "`images-map` (1 of 12)" in made
     add(tmp_path, "images-table1", "mean:epochs=80", 6, None, [0.75])
     assert "c\n" in render(template, Results(tmp_path))
     assert render("{{gain images-table1 gap:80 gap 6}}", Results(tmp_path)).endswith("+25.00 (one seed)")
