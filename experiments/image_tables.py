@@ -16,8 +16,8 @@ from experiments.lookup import (
 from experiments.paper import TABLE1, TABLE1_SPLITS, image_resources
 from experiments.pools import FEW_RIVALS, IMAGE_RIVALS, POOLS, with_choices
 from experiments.records import read_extractions
-from experiments.studies import FEW, SEARCHED_SHAPES, SHAPES, SHAPES_POINT, shape_text
-from experiments.tuning import IMAGES, LAYERS
+from experiments.studies import FEW, LONGER_RIVALS, SEARCHED_SHAPES, SHAPES, SHAPES_POINT, shape_text
+from experiments.tuning import IMAGES, LAYERS, read_choices
 
 
 def longest(results: Results, key: str, layer: int) -> tuple[Row | None, int]:
@@ -243,6 +243,20 @@ def shapes_table(results: Results) -> str:
             cells = [str(heads), str(slices), str(moments), size_text(next(filter(None, rows)))]
             mean = f"{100 * sum(found) / len(found):.2f}" if len(found) == len(LAYERS) else NOTHING
             lines.append([*cells, *(mean_text(row, "validation") for row in rows), mean])
+    return grid(head, lines)
+
+
+def longer_table(results: Results) -> str:
+    """Twice the epochs, by validation."""
+    chosen = read_choices(IMAGES, [results.folder])
+    head = ["Layer", "Pooling", "16 epochs", "32 epochs"]
+    lines = []
+    for layer in LAYERS:
+        for key in LONGER_RIVALS:
+            row = results.row("images-longer", POOLS[key].text, layer, POOLS[key].slices)
+            if row is not None:
+                short = f"{100 * chosen[layer, key, None]['validation']:.2f}"
+                lines.append([str(layer), POOLS[key].label, short, mean_text(row, "validation")])
     return grid(head, lines)
 
 

@@ -185,6 +185,19 @@ def _tuned(chosen: Chosen) -> list[Entry]:
     return _as_chosen(IMAGES, chosen, (1, 3, 3), "images")
 
 
+LONGER_RIVALS = ("attention-5", "statistics-1", "weighted-1")
+
+
+def _longer(chosen: Chosen) -> list[Entry]:
+    """Twice the epochs of the tuned comparison, by validation, with the seed of the search."""
+    return [
+        Entry(replace(_rival(key, (layer,), (*choices, "epochs=32")), seeds=1, first_seed=10), 12, "images")
+        for layer in LAYERS
+        for key in LONGER_RIVALS
+        if (choices := chosen.get((layer, key, None))) is not None
+    ]
+
+
 # Labels per class, and a batch size that gives each some hundred steps in forty epochs.
 FEW = {1: 32, 5: 64, 20: 256}
 
@@ -281,6 +294,7 @@ STUDIES = {
         Study("images-tuning", "images", _tuning, test=False),
         Study("images-tuned", "images", _tuned, IMAGES, neighbors=True),
         Study("images-shapes", "images", _shapes, test=False),
+        Study("images-longer", "images", _longer, IMAGES, test=False),
         Study("images-table1", "images", _table1),
         Study("images-slices", "images", _slices),
         Study("images-map", "images", _map),

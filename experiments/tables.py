@@ -77,6 +77,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "images-tuned-differences": image_tables.tuned_differences,
     "images-nearest": image_tables.nearest_table,
     "images-shapes": image_tables.shapes_table,
+    "images-longer": image_tables.longer_table,
     "images-few": image_tables.few_table,
     "images-clock": image_tables.clock_table,
     "proteins-table": set_tables.proteins_table,

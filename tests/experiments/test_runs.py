@@ -314,6 +314,7 @@ def test_studies_are_what_the_page_says():
     assert counts["images-matching"] == 3 * 2 * 3
     assert counts["images-tuned"] == 8 * 3 * 3
     assert {task.cell.recipe.optimization.weight_decay for task in tasks["images-tuned"]} == {0.1}
+    assert counts["images-longer"] == 3 * 3
     assert counts["images-few"] == 6 * 3 * 3
     assert counts["proteins-table"] == (2 + 2 * 4) * 5 + 2
     assert counts["images-tuning"] == 8 * 3 * 5
@@ -341,7 +342,7 @@ def test_studies_are_what_the_page_says():
     assert (clock.cell.recipe.optimization.epochs, clock.cell.slices) == (80, 64)
     literal = next(task.cell.recipe for task in tasks["proteins-table"] if task.cell.pool == "cswe:epochs=50")
     assert (literal.optimization.batch_size, literal.optimization.lr) == (32, 1e-4)
-    searches = ("images-tuning", "images-shapes", "proteins-tuning")
+    searches = ("images-tuning", "images-shapes", "images-longer", "proteins-tuning")
     assert {task.cell.seed for name in searches for task in tasks[name]} == {10}  # which no final run has
     long = {(task.cell.layer, task.cell.seed) for task in tasks["images-table1"] if task.cell.pool == "cswe:epochs=80"}
     assert long == {(cell.layer, cell.seed) for cell in plain}
