@@ -17,6 +17,11 @@ from experiments.tables import FIGURES
 
 Line = tuple[str, str, str]  # pool, label, colour
 _PAPER: tuple[Line, ...] = (("swe", "SWE", AMBER), ("cswe", "C-SWE", BLUE))
+_IMAGES: tuple[Line, ...] = (
+    ("swe", "SWE, 30 epochs", AMBER),
+    ("cswe", "C-SWE, 30 epochs", BLUE),
+    ("cswe:epochs=80", "C-SWE, 80 epochs", PURPLE),
+)
 _LEVELS: tuple[Line, ...] = (("mean", "mean", GREY), ("cls", "CLS", TEAL), ("attention:queries=1", "attention", GREEN))
 _MARKERS = "os^vD"
 _BALANCED = [("top1", "accuracy"), ("balanced", "balanced accuracy")]
@@ -39,7 +44,11 @@ def main(arguments: list[str] | None = None) -> None:
     results = Results(chosen.results)
     drawn = {
         "images-slices": _against_slices(
-            results, [("images-slices", 12), ("images-table1", 12)], _PAPER, [("top1", "top-1"), ("top5", "top-5")]
+            results,
+            [("images-slices", 12), ("images-table1", 12)],
+            _IMAGES,
+            [("top1", "top-1"), ("top5", "top-5")],
+            (("mean:epochs=80", "mean", GREY), ("cls:epochs=80", "CLS", TEAL)),
         ),
         "proteins-slices": _against_slices(results, [("proteins-table", 6)], _PAPER, [("top1", "accuracy")]),
         "points-slices": _against_slices(

@@ -73,19 +73,20 @@ def epochs_check(results: Results) -> str:
 
 def slices_table(results: Results) -> str:
     """Accuracy against the number of slices at layer 12."""
-    head = ["L", "Pooling", "Size", "Seeds", "Top-1", "Top-5", "C-SWE − SWE", "Time", "paper", "Memory", "paper"]
+    head = ["L", "Pooling", "Epochs", "Size", "Seeds", "Top-1", "Top-5", "C-SWE − SWE"]
+    head += ["Time", "paper", "Memory", "paper"]
     lines = []
     for slices in (4, 8, 16, 32, 64, 128):
         study = "images-table1" if slices == 128 else "images-slices"
-        plain, bounded = (results.row(study, pool, 12, slices) for pool in ("swe", "cswe"))
-        for label, row in (("SWE", plain), ("C-SWE", bounded)):  # both with thirty epochs
+        plain, *bounded = (results.row(study, pool, 12, slices) for pool in ("swe", "cswe", "cswe:epochs=80"))
+        for label, epochs, row in zip(("SWE", "C-SWE", "C-SWE"), ("30", "30", "80"), (plain, *bounded), strict=True):
             if row is None:
                 continue
             told = image_resources(slices) or (NOTHING, NOTHING)
-            difference = gain_text(bounded, plain) if label == "C-SWE" else ""
+            difference = "" if row is plain else gain_text(row, plain)
             scores = [mean_text(row), mean_text(row, metric="top5")]
             own = [seconds_text(row), told[0], memory_text(row), told[1]]
-            lines.append([str(slices), label, size_text(row), count_text(row), *scores, difference, *own])
+            lines.append([str(slices), label, epochs, size_text(row), count_text(row), *scores, difference, *own])
     return grid(head, lines)
 
 

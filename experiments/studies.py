@@ -91,14 +91,20 @@ def _table1(_: Chosen) -> list[Entry]:
         *_seeds(plain, (2, 5, 5), "images"),
         *_seeds(plan, (2, 5, 5), "images"),
         Entry(bounded, 4, "images"),
-        *_seeds(whole, (4, 10, 10), "images"),
+        *_seeds(whole, (4, 5, 6), "images"),
         Entry(long, 9, "images"),
     ]
 
 
 def _slices(_: Chosen) -> list[Entry]:
-    plan = Plan(("swe", "cswe"), (4, 8, 16, 32, 64), layers=(12,), recipe="images", choices=THIRTY)
-    return _seeds(plan, (6, 8, 8), "images")
+    plan = Plan(("swe",), (4, 8, 16, 32, 64), layers=(12,), recipe="images", choices=THIRTY)
+    short = replace(plan, pools=("cswe",), seeds=1)
+    whole = replace(plan, pools=("cswe:epochs=80",), choices=())
+    return [
+        *_seeds(plan, (6, 8, 8), "images"),
+        Entry(short, 6, "images"),
+        *_seeds(whole, (6, 10, 10), "images"),
+    ]
 
 
 def _map(_: Chosen) -> list[Entry]:
@@ -117,7 +123,7 @@ def _matching(_: Chosen) -> list[Entry]:
 def _temperature(_: Chosen) -> list[Entry]:
     # A bound just below the unconstrained level, and a sort soft enough that its slope is more than noise.
     pools = ("cswe:bound=26,temperature=1", "cswe:bound=26,temperature=10")
-    return _seeds(Plan(pools, (32,), layers=(12,), recipe="images", choices=THIRTY), (9, 12, 12), "images")
+    return [Entry(Plan(pools, (32,), 1, layers=(12,), recipe="images", choices=THIRTY), 9, "images")]
 
 
 # Poolings without slices do not look at these. Said all the same, since results are known by their whole recipe: these
