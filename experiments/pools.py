@@ -64,6 +64,9 @@ UNSLICED = ("gap", "attention-1", "attention-directions")
 # ε = 7 is far above any transport between points of the unit ball: there the bound is relative, as is the temperature.
 RAW_POOLS = {
     **POINT_POOLS,
+    "statistics-1": Named("statistics:weightings=1", "attentive statistics, 1 weighting"),
+    "weighted-1": Named("moments:readout=moments:2,weightings=1", "weighted L-moments, 1 weighting, K = 2"),
+    "weighted-8": Named("moments:readout=moments:8,weightings=1", "weighted L-moments, 1 weighting, K = 8"),
     "cswe": Named("cswe:bound=0.9,bound_scale=fraction,temperature=1,temperature_scale=relative", "C-SWE"),
 }
 # A few tokens of the Point Cloud Transformer are very long, and take the mass of weightings that see lengths.

@@ -49,7 +49,11 @@ def broken(tensor, value):
             ValueError,
             "'barycentric' or 'linear' but got 'cubic'",
         ),
-        (lambda: swe(TOKENS, REFERENCE, SLICES, order="up"), ValueError, "one of reference, rank, argsort but got 'up'"),
+        (
+            lambda: swe(TOKENS, REFERENCE, SLICES, order="up"),
+            ValueError,
+            "one of reference, rank, argsort but got 'up'",
+        ),
         (
             lambda: swe(TOKENS, REFERENCE, SLICES, weights=torch.ones(2, 5), interpolation="linear"),
             ValueError,
