@@ -61,7 +61,12 @@ def main(arguments: list[str] | None = None) -> None:
         "raw-slices": _against_slices(
             results,
             [("points-table", RAW)],
-            (_PAPER[0], (RAW_POOLS["cswe"].text, "C-SWE", BLUE), *_ours(RAW_POOLS)),
+            (
+                _PAPER[0],
+                (RAW_POOLS["cswe"].text, "C-SWE", BLUE),
+                *_ours(RAW_POOLS)[:2],
+                (RAW_POOLS["weighted-8"].text, "weighted, K = 8", TEAL),
+            ),
             _BALANCED,
         ),
         "proteins-evolution": _evolution(list(read_study(chosen.results, "proteins-evolution").values())),
