@@ -165,16 +165,13 @@ def counted(arguments):
     torch.cuda.cudart().cudaProfilerStop()
 
 
-def training_step(slices, bounded, B=1024, N=196, d=192):
-    """A step of SWE or C-SWE in the paper's form, 200 classes: pool, linear head, bound, Adam."""
+def step_of(pool, head, N, bound=None, B=1024, d=192):
+    """Make a training step on drawn tokens, 200 classes: pool, head, Adam, and multipliers if there is a bound."""
     x, labels = torch.randn(B, N, d, device="cuda").half(), torch.randint(200, (B,), device="cuda")
-    pool = SWEPool(d, slices, points=N, readout="flatten", order="reference", init="normal").cuda()
-    head = torch.nn.Linear(pool.out_dim, 200).cuda()
     optimizer = torch.optim.Adam([*pool.parameters(), *head.parameters()], lr=1e-3)
-    duals = None
-    if bounded:
-        bound = SWGGBound(pool, bound=21.0, relaxation=SoftSort(0.01))
-        duals = PrimalDual(bound, lr=1e-3, slack_lr=1e-3, slack_weight=0.1)
+    duals = None if bound is None else PrimalDual(bound, lr=1e-3, slack_lr=1e-3, slack_weight=0.1)
+    if pool.statistics is not None:
+        pool.statistics.measure(x[:8].reshape(-1, d).float())
 
     def step():
         loss = torch.nn.functional.cross_entropy(head(pool(x)), labels)
@@ -187,21 +184,18 @@ def training_step(slices, bounded, B=1024, N=196, d=192):
     return step
 
 
-def tuned_step(readout, weightings, slices, N, B=1024, d=192):
-    """A step of a pool of the tuned comparison, 200 classes: half of the tokens, standardised, a normalised head."""
-    x, labels = torch.randn(B, N, d, device="cuda").half(), torch.randint(200, (B,), device="cuda")
+def paper_step(slices, bounded, N=196, d=192):
+    """A step of SWE or C-SWE in the paper's form."""
+    pool = SWEPool(d, slices, points=N, readout="flatten", order="reference", init="normal").cuda()
+    bound = SWGGBound(pool, bound=21.0, relaxation=SoftSort(0.01)) if bounded else None
+    return step_of(pool, torch.nn.Linear(pool.out_dim, 200).cuda(), N, bound)
+
+
+def tuned_step(readout, weightings, slices, N, d=192):
+    """A step of a pool of the tuned comparison: half of the tokens, standardised, a normalised head."""
     pool = SWEPool(d, slices, readout=readout, weightings=weightings, standardize=True).cuda()
-    pool.statistics.measure(x[:8].reshape(-1, d).float())
     normalised = torch.nn.BatchNorm1d(pool.out_dim, affine=False)
-    head = torch.nn.Sequential(normalised, torch.nn.Linear(pool.out_dim, 200)).cuda()
-    optimizer = torch.optim.Adam([*pool.parameters(), *head.parameters()], lr=1e-3)
-
-    def step():
-        torch.nn.functional.cross_entropy(head(pool(x)), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return step_of(pool, torch.nn.Sequential(normalised, torch.nn.Linear(pool.out_dim, 200)).cuda(), N)
 
 
 TUNED = [
@@ -225,7 +219,7 @@ def steps(report):
             told.append(f"{name} {device:.2f} ms on the device")
         report(f"step of {readout}, {weightings} weightings, L = {slices}, N = {tokens}: tokens {', '.join(told)}")
     for slices, bounded in ((16, True), (64, True), (128, True), (128, False)):
-        step = training_step(slices, bounded)
+        step = paper_step(slices, bounded)
         device = sum(kernel_times(step).values())
         name = "C-SWE" if bounded else "SWE"
         report(f"step of {name}, L = {slices}: {median_ms(step):.2f} ms, {device:.2f} ms on the device")

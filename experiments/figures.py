@@ -27,11 +27,11 @@ _MARKERS = "os^vD"
 _BALANCED = [("top1", "accuracy"), ("balanced", "balanced accuracy")]
 
 
-def _ours(pools: dict[str, Named], form: str = "") -> tuple[Line, ...]:
+def _ours(pools: dict[str, Named], statistics: str, weighted: str, label: str) -> tuple[Line, ...]:
     return (
-        (pools[f"statistics{form}"].text, "attentive statistics", PURPLE),
+        (pools[statistics].text, "attentive statistics", PURPLE),
         (pools["moments"].text, "L-moments, K = 8", ROSE),
-        (pools[f"weighted{form}"].text, "weighted L-moments", TEAL),
+        (pools[weighted].text, label, TEAL),
     )
 
 
@@ -54,7 +54,10 @@ def main(arguments: list[str] | None = None) -> None:
         "points-slices": _against_slices(
             results,
             [("points-table", TOKENS)],
-            (*_PAPER, *_ours(TOKEN_POOLS, "-directions")),
+            (
+                *_PAPER,
+                *_ours(TOKEN_POOLS, "statistics-directions", "weighted-directions", "weighted L-moments"),
+            ),
             _BALANCED,
             (_LEVELS[0], (TOKEN_POOLS["attention-directions"].text, "attention", GREEN)),
         ),
@@ -64,8 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
             (
                 _PAPER[0],
                 (RAW_POOLS["cswe"].text, "C-SWE", BLUE),
-                *_ours(RAW_POOLS)[:2],
-                (RAW_POOLS["weighted-8"].text, "weighted, K = 8", TEAL),
+                *_ours(RAW_POOLS, "statistics", "weighted-8", "weighted, K = 8"),
             ),
             _BALANCED,
         ),

@@ -28,6 +28,13 @@ TABLE1: dict[tuple[str, int], tuple[Printed, Printed, Printed]] = {
 }
 TABLE1_SPLITS = ("train", "validation", "test")
 
+
+def best_texts(layers: tuple[int, ...]) -> list[str]:
+    """Return the test accuracy of the paper's best pooling at every layer."""
+    pools = {pool for pool, _ in TABLE1}
+    return [f"{max(TABLE1[pool, layer][2].mean for pool in pools):.2f}" for layer in layers]
+
+
 # Tables of compute resources: time and memory of a run, by number of slices for images.
 IMAGES_RESOURCES = {32: ("3–7 h", "≤ 40 GB"), 64: ("6–12 h", "≈ 80 GB")}
 POINTS_RESOURCES = PROTEINS_RESOURCES = ("1–12 h", "≤ 30 GB")

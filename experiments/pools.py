@@ -60,7 +60,6 @@ POINT_POOLS = {
     "moments": Named("moments:readout=moments:8,weightings=0", "L-moments, K = 8"),
     "weighted": Named("moments:readout=moments:2,weightings=2", "weighted L-moments, 2 weightings, K = 2"),
 }
-UNSLICED = ("gap", "attention-1", "attention-directions")
 # ε = 7 is far above any transport between points of the unit ball: there the bound is relative, as is the temperature.
 RAW_POOLS = {
     **POINT_POOLS,

@@ -1,6 +1,6 @@
 """The tables on proteins and on points."""
 
-from cswe.training.choices import WITH_SLICES
+from cswe.training.choices import has_slices
 from cswe.training.table import Row, grid
 from experiments.lookup import (
     Results,
@@ -108,7 +108,7 @@ def _points(results: Results, layer: int) -> str:
     head += [f"Balanced − attention{told}", f"− statistics{told}", "Time"]
     lines = []
     for key, named in pools.items():
-        for slices in POINT_SLICES[layer] if named.text.partition(":")[0] in WITH_SLICES else (None,):
+        for slices in POINT_SLICES[layer] if has_slices(named.text) else (None,):
             if (row := row_of(key, slices)) is None:
                 continue
             cells = [named.label, "" if slices is None else str(slices), size_text(row), count_text(row)]

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cswe.training.cells import Cell, Plan
-from experiments.pools import FEW_RIVALS, NORMED, POOLS, RAW, TOKENS, UNSLICED, with_choices
+from cswe.training.choices import has_slices
+from experiments.pools import FEW_RIVALS, NORMED, POOLS, RAW, TOKENS, with_choices
 from experiments.tuning import IMAGES, LAYERS, POINTS, PROTEIN_LAYER, PROTEINS, Chosen, Search
 
 
@@ -126,15 +127,17 @@ def _temperature(_: Chosen) -> list[Entry]:
     return [Entry(Plan(pools, (32,), 1, layers=(12,), recipe="images", choices=THIRTY), 9, "images")]
 
 
-# Poolings without slices do not look at these. Said all the same, since results are known by their whole recipe: these
-# were the recipe's own when the first of them were made.
-_NOT_LOOKED_AT = ("slices=256", "weightings=2")
+def _not_looked_at(pool: str) -> tuple[str, ...]:
+    """Return choices that a pooling without slices does not look at.
+
+    Said all the same, since results are known by their whole recipe: these were its own when the first were made.
+    """
+    return () if has_slices(pool) else ("slices=256", "weightings=2")
 
 
 def _rival(key: str, layers: tuple[int, ...], choices: tuple[str, ...], text: str | None = None) -> Plan:
     named = POOLS[key]
-    if named.slices is None:
-        choices = (*_NOT_LOOKED_AT, *choices)
+    choices = (*_not_looked_at(named.text), *choices)
     return Plan((text or named.text,), (named.slices or 1,), layers=layers, recipe="tuned", choices=choices)
 
 
@@ -264,8 +267,7 @@ def _point_entry(key: str, layer: int, split: int, wave: int, slices: tuple[int,
     paper = key in ("swe", "cswe")
     # The paper's 200 epochs with a step every 50, in proportion.
     own = ("schedule_every=12", "slack_every=12") if paper else ("weight_decay=0.1", "dropout=0.3")
-    unsliced = _NOT_LOOKED_AT if key in UNSLICED else ()
-    choices = (*unsliced, *_FIFTY, *own, *plan.choices)
+    choices = (*_not_looked_at(plan.pools[0]), *_FIFTY, *own, *plan.choices)
     recipe = "points" if paper else "tuned"
     whole = replace(plan, slices=slices, seeds=1, layers=(layer,), recipe=recipe, choices=choices)
     return Entry(whole, _FIRST[layer] + 2 * split + wave, f"{_STORES[layer]}-{split}")

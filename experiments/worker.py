@@ -15,7 +15,8 @@ from cswe.tokens import TokenStoreError
 from cswe.tokens.manifest import MANIFEST
 from cswe.training.cells import Result
 from cswe.training.checkpoint import LAST
-from cswe.training.compare import PausedError, Shelf, line_of, run_cell
+from cswe.training.compare import Shelf, line_of, run_cell
+from cswe.training.errors import PausedError
 from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, Record, read_lines
 from experiments.expect import Sizes, expected_seconds

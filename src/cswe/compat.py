@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cswe.nn import MapPoints, SWEPool
 from cswe.ops._inputs import as_mask, check_points, looks_at_values
+from cswe.ops.embedding import displacement
 
 
 class SWE_Pooling(nn.Module):  # noqa: N801 - the name is the point
@@ -67,9 +68,8 @@ class SWE_Pooling(nn.Module):  # noqa: N801 - the name is the point
         sliced = self.theta(X).transpose(1, 2)  # (B, L, N)
         quantiles = self._quantiles(sliced) if mask is None else self._masked_quantiles(sliced, mask)
         reference = self.reference.T  # (L, M)
-        # The public code's matching: argsort where the rank belongs.
-        index = torch.argsort(reference, dim=-1).expand(quantiles.shape)
-        return reference - quantiles.gather(-1, index)
+        # The public code's matching, argsort where the rank belongs, and its sign.
+        return -displacement(quantiles, reference, "argsort")
 
     def get_slice(self, X: Tensor) -> Tensor:
         """Project ``(…, d_in)``, giving ``(…, num_slices)``."""

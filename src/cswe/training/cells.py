@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cswe.training.checkpoint import read_json, write_json
-from cswe.training.choices import WITH_SLICES, parse_choices, parse_pool
+from cswe.training.choices import has_slices, parse_choices, parse_pool
 from cswe.training.errors import UserError
 from cswe.training.recipe import Recipe
 from cswe.training.recipes import EsmSize
@@ -144,7 +144,7 @@ class Plan:
         cells: dict[str, Cell] = {}
         for layer in self.layers or layers:
             for pool in self.pools:
-                for slices in self.slices if pool.partition(":")[0] in WITH_SLICES else [None]:
+                for slices in self.slices if has_slices(pool) else [None]:
                     recipe = self.recipe_of(pool, slices)
                     for seed in range(self.first_seed, self.first_seed + self.seeds):
                         cell = Cell(pool, layer, slices, seed, recipe)

@@ -12,6 +12,17 @@ from cswe.training.recipe import PoolName, Recipe
 WITH_SLICES = ("statistics", "moments", "swe", "cswe")
 
 
+def has_slices(pool: str) -> bool:
+    """Say whether a pool, as a plan asks for it, has slices.
+
+    Examples
+    --------
+    >>> has_slices("cswe:bound=5"), has_slices("attention:queries=3")
+    (True, False)
+    """
+    return pool.partition(":")[0] in WITH_SLICES
+
+
 def parse_choices(texts: Iterable[str]) -> dict[str, Any]:
     """Read choices of a recipe, each of the type that the recipe has for it.
 

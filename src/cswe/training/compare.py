@@ -17,7 +17,7 @@ from cswe.tokens import Batches, Manifest, TokenStore
 from cswe.training.cells import CELLS, RUNS, Cell, Plan, Result
 from cswe.training.checkpoint import BEST, LAST, load, read_json, write_json
 from cswe.training.data import TrainingData, scoring_size
-from cswe.training.errors import TrainingError, UserError
+from cswe.training.errors import PausedError, TrainingError, UserError
 from cswe.training.evaluate import nearest_accuracy, predict
 from cswe.training.fit import fit
 from cswe.training.locking import Lock, locked
@@ -30,10 +30,6 @@ from cswe.training.task import CHOSEN_BY, scores_of
 
 PLAN, LOCK = "compare.json", "compare.lock"
 _WAIT = 0.5  # seconds between two looks at cells that others are working on
-
-
-class PausedError(Exception):
-    """A run was broken off on request, after an epoch; the same call with the same folder goes on with it."""
 
 
 class Shelf:
@@ -60,7 +56,7 @@ class Shelf:
         return self._batches(layer, recipe)[1]
 
     def _batches(self, layer: int, recipe: Recipe) -> tuple[TrainingData, Batches | None]:
-        choice = recipe.optimization
+        choice, scored = recipe.optimization, scoring_size(recipe, self._device)
         key = (layer, choice.max_tokens, choice.validation_share)
         if self._open is None or self._open[0] != key:
             self._open = None  # frees the device's memory before more is asked for
@@ -68,12 +64,10 @@ class Shelf:
             data = TrainingData.open(store, recipe, self._device)
             test = None
             if "test" in store.splits:
-                scored = scoring_size(recipe, self._device)
                 test = Batches(store, scored, indices=store.split("test"), shuffle=False, device=self._device)
             self._open = (key, data, test)
         _, data, test = self._open
         check_pool(recipe, data.store.manifest)
-        scored = scoring_size(recipe, self._device)
         shared = TrainingData(
             data.store,
             data.train.narrowed(batch_size=choice.batch_size),

@@ -7,3 +7,7 @@ class UserError(ValueError):
 
 class TrainingError(RuntimeError):
     """A run failed on its way; the last good checkpoint is kept."""
+
+
+class PausedError(Exception):
+    """A run was broken off on request, after an epoch; the same call with the same folder goes on with it."""
