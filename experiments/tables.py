@@ -18,18 +18,15 @@ from pathlib import Path
 
 from cswe.training.table import Row, grid
 from experiments import image_tables, set_tables
+from experiments.headline import README, with_headline
 from experiments.lookup import NOTHING, Results, gain_text, mean_text
-from experiments.paper import TABLE1
 from experiments.pools import POINT_LAYERS, POOLS, with_choices
 from experiments.records import RESULTS, read_extractions, read_study
 from experiments.studies import STUDIES
-from experiments.tuning import LAYERS, PROTEIN_LAYER
 
 TEMPLATE = Path(__file__).with_name("results_template.md")
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 FIGURES = PAGE.parent / "figures"
-README = PAGE.parent.parent / "README.md"
-MARKS = "<!-- made by python -m experiments.tables -->", "<!-- until here -->"
 
 
 def made_table(results: Results) -> str:
@@ -145,36 +142,6 @@ def render(template: str, results: Results) -> str:
     return f"<!-- Made by `python -m experiments.tables` from experiments/{TEMPLATE.name}; change that. -->\n\n{filled}"
 
 
-def headline(results: Results) -> str:
-    """Give the short table: poolings of up to 1024 numbers under the same regularisation, images and proteins."""
-    head = ["Test accuracy", *(f"images, layer {layer}" for layer in LAYERS), "nearest neighbour, layer 12", "proteins"]
-    rows = (
-        ("mean", "gap", "gap"),
-        ("attention, 5 queries (proteins 3)", "attention-5", "attention-3"),
-        ("attentive statistics, 2 × 256 (4 × 128)", "statistics", "statistics-4"),
-        ("**weighted L-moments, 1 × 512 (4 × 128)**", "weighted-1", "weighted-4"),
-    )
-    lines = []
-    for label, image, protein in rows:
-        named = POOLS[image]
-        found = [results.row("images-tuned", named.text, layer, named.slices) for layer in LAYERS]
-        other = results.row("proteins-tuned", POOLS[protein].text, PROTEIN_LAYER, POOLS[protein].slices)
-        near = mean_text(found[-1], metric="nearest")
-        lines.append([label, *(mean_text(row) for row in found), near, mean_text(other)])
-    best = [max(TABLE1[pool, layer][2].mean for pool in ("mean", "swe", "cswe")) for layer in LAYERS]
-    lines.append(["the paper's best", *(f"{score:.2f}" for score in best), NOTHING, NOTHING])
-    return grid(head, lines)
-
-
-def with_headline(text: str, results: Results) -> str:
-    """Put the short table between its marks."""
-    before, opened, rest = text.partition(MARKS[0])
-    _, closed, after = rest.partition(MARKS[1])
-    if not opened or not closed:
-        raise ValueError(f"{README.name}: expected the marks {' and '.join(MARKS)}")
-    return f"{before}{opened}\n\n{headline(results).rstrip()}\n\n{closed}{after}"
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(prog="python -m experiments.tables", description=__doc__)
@@ -182,6 +149,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, default=PAGE, help="the page to write")
     parser.add_argument("--readme", type=Path, default=README, help="where to put the short table")
     chosen = parser.parse_args(arguments)
+    if not chosen.readme.is_file():
+        parser.error(f"--readme: there is no file {chosen.readme}")
     results = Results(chosen.results)
     text = render(TEMPLATE.read_text(encoding="utf-8"), results)
     chosen.page.parent.mkdir(parents=True, exist_ok=True)

@@ -7,11 +7,12 @@ import pytest
 from cswe.training.cells import Cell, Result
 from cswe.training.recipe import Recipe
 from experiments.figures import main as draw
+from experiments.headline import README, with_headline
 from experiments.lookup import Results, gain_text, mean_text
 from experiments.paper import TABLE1
 from experiments.pools import FEW_RIVALS, IMAGE_RIVALS, POOLS, RAW_POOLS, with_choices
 from experiments.records import RESULTS, add_result
-from experiments.tables import PAGE, README, TABLES, TEMPLATE, render, with_headline
+from experiments.tables import PAGE, TABLES, TEMPLATE, render
 
 
 def add(folder, study, pool, layer, slices, values, metric="top1", **facts):

@@ -1,0 +1,42 @@
+"""The short table in ``README.md``: poolings of up to 1024 numbers under the same regularisation."""
+
+from pathlib import Path
+
+from cswe.training.table import grid
+from experiments.lookup import NOTHING, Results, mean_text
+from experiments.paper import best_texts
+from experiments.pools import POOLS
+from experiments.tuning import LAYERS, PROTEIN_LAYER
+
+README = Path(__file__).parent.parent / "README.md"
+MARKS = "<!-- made by python -m experiments.tables -->", "<!-- until here -->"
+# As the table names it, on images, on proteins.
+_ROWS = (
+    ("mean", "gap", "gap"),
+    ("attention, 5 queries (proteins 3)", "attention-5", "attention-3"),
+    ("attentive statistics, 2 × 256 (4 × 128)", "statistics", "statistics-4"),
+    ("**weighted L-moments, 1 × 512 (4 × 128)**", "weighted-1", "weighted-4"),
+)
+
+
+def headline(results: Results) -> str:
+    """Give the table."""
+    head = ["Test accuracy", *(f"images, layer {layer}" for layer in LAYERS), "nearest neighbour, layer 12", "proteins"]
+    lines = []
+    for label, image, protein in _ROWS:
+        named = POOLS[image]
+        found = [results.row("images-tuned", named.text, layer, named.slices) for layer in LAYERS]
+        other = results.row("proteins-tuned", POOLS[protein].text, PROTEIN_LAYER, POOLS[protein].slices)
+        near = mean_text(found[-1], metric="nearest")
+        lines.append([label, *(mean_text(row) for row in found), near, mean_text(other)])
+    lines.append(["the paper's best", *best_texts(LAYERS), NOTHING, NOTHING])
+    return grid(head, lines)
+
+
+def with_headline(text: str, results: Results) -> str:
+    """Put the table between its marks."""
+    before, opened, rest = text.partition(MARKS[0])
+    _, closed, after = rest.partition(MARKS[1])
+    if not opened or not closed:
+        raise ValueError(f"{README.name}: expected the marks {' and '.join(MARKS)}")
+    return f"{before}{opened}\n\n{headline(results).rstrip()}\n\n{closed}{after}"
