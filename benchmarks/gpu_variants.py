@@ -299,6 +299,8 @@ def main():
     parser.add_argument("--warm", type=int)
     parser.add_argument("--do", default="warm,variants,sort,whole,profile")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this times passes on a GPU, but there is no CUDA device")
     lines = []
 
     def report(line):
