@@ -44,7 +44,7 @@ POOLS = {
 IMAGE_RIVALS = (
     "gap", "attention-1", "attention-5", "statistics-1", "statistics", "moments", "weighted-1", "weighted"
 )  # fmt: skip
-FEW_RIVALS = tuple(key for key in IMAGE_RIVALS if key not in ("statistics-1", "weighted-1"))
+FEW_RIVALS = ("gap", "attention-1", "attention-5", "statistics-1", "moments", "weighted-1")
 PROTEIN_RIVALS = (
     "gap", "attention-1", "attention-3", "statistics-1", "statistics-4", "moments-128", "weighted-1", "weighted-4"
 )  # fmt: skip
