@@ -177,7 +177,7 @@ def _against(
 
 def tuned_differences(results: Results) -> str:
     """Differences to attention pooling and to attentive statistics."""
-    return _against(results, "images-tuned", IMAGE_RIVALS, ("attention-5", "statistics-1", "statistics"), LAYERS)
+    return _against(results, "images-tuned", IMAGE_RIVALS, ("attention-5", "statistics-1"), LAYERS)
 
 
 def nearest_table(results: Results) -> str:
@@ -195,7 +195,7 @@ def nearest_table(results: Results) -> str:
         if not any(rows):
             continue
         cells = [POOLS[key].label, count_text(rows[-1]), *(mean_text(row, metric="nearest") for row in rows)]
-        for rival in ("attention-5", "statistics"):
+        for rival in ("attention-5", "statistics-1"):
             other = results.row("images-tuned", POOLS[rival].text, 12, POOLS[rival].slices)
             cells.append("" if rival == key else gain_text(rows[-1], other, metric="nearest"))
         lines.append(cells)
@@ -213,7 +213,7 @@ def few_table(results: Results) -> str:
             continue
         cells = [POOLS[key].label, count_text(rows[1]), *map(mean_text, rows.values())]
         for count, row in rows.items():
-            for rival in ("attention-5", "statistics"):
+            for rival in ("attention-5", "statistics-1"):
                 cells.append("" if rival == key else gain_text(row, _few_row(results, rival, count)))
         lines.append(cells)
     return grid(head, lines)

@@ -127,13 +127,14 @@ def render(template: str, results: Results) -> str:
             return f"![{words[0]}](figures/{words[0]}.png)" if there else ""
         if kind in ("score", "gain"):
             study, _, asked = words.pop(0).partition(":")
+            asked, _, split = asked.partition("@")
             metric = asked or ("balanced" if study.startswith("points") else "top1")
             if kind == "score":
                 key, layer, *slices = words
-                return mean_text(row(study, key, layer, slices), metric=metric)
+                return mean_text(row(study, key, layer, slices), split or "test", metric)
             key, rival, layer, *slices = words
             other = row(study, rival, layer, slices[1:] or slices)
-            return gain_text(row(study, key, layer, slices), other, metric=metric)
+            return gain_text(row(study, key, layer, slices), other, split or "test", metric)
         raise ValueError(f"{TEMPLATE.name}: expected table, figure, progress, score or gain but got {match.group(0)!r}")
 
     kept = re.sub(r"\{\{if (\S+?)\}\}\n(.*?)\{\{end\}\}\n", part, template, flags=re.DOTALL)
