@@ -18,6 +18,7 @@ from experiments.studies import STUDIES
 from experiments.worker import BROKEN, Worker
 
 _RESTARTS = 2  # for each worker
+_COMMIT = 7  # digits that name one; fewer may name several
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,6 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="run cells that are known once more, write nothing, and say whether every score is exactly the known one",
     )
+    parser.add_argument(
+        "--remake",
+        action="append",
+        default=[],
+        metavar="COMMIT",
+        help="cells that are known from this commit are run, too, and replaced; with --again only they are, without",
+    )
     parser.add_argument("--work", type=Path, help="folder for locks and runs; best in memory")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell that would not end by then")
@@ -61,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("a rehearsal cannot be held against results: choose --rehearse or --again")
     if chosen.rehearse and chosen.out.resolve() == RESULTS.resolve():
         parser.error("a rehearsal gives no results: choose another --out")
+    if short := [commit for commit in chosen.remake if len(commit) < _COMMIT]:
+        parser.error(f"--remake: expected at least {_COMMIT} digits of a commit but got {short[0]!r}")
     if chosen.pause and (chosen.work is None or chosen.again):
         parser.error("--pause needs --work, a folder to go on from, and is not for --again")
     work = chosen.work or Path(tempfile.mkdtemp(prefix="cswe-experiments-"))
@@ -93,6 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
         chosen.deterministic,
         tuple(text for texts in chosen.only for text in texts.split(",") if text),
         chosen.again,
+        tuple(chosen.remake),
         chosen.pause,
         lambda line: print(line, flush=True),
     )

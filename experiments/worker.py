@@ -65,6 +65,9 @@ class Worker:
         Parts of names: only cells that have one of them in their own name or their store's; none: all cells.
     again
         Run cells that are known once more, write nothing, and say whether every score is exactly the known one.
+    remake
+        Beginnings of commits: cells that are known from one of them are taken for unknown, and what comes out takes the
+        place of what is known; with `again`, only they are run.
     pause
         Begin long cells that will not be through by `until`, too, and break them off then: a worker with the same
         `work` goes on with them.
@@ -86,6 +89,7 @@ class Worker:
     deterministic: bool = False
     only: tuple[str, ...] = ()
     again: bool = False
+    remake: tuple[str, ...] = ()
     pause: bool = False
     tell: Callable[[str], None] = print
     failed: list[str] = field(default_factory=list)
@@ -160,9 +164,12 @@ class Worker:
                     f"({found.cell.recipe.difference(task.cell.recipe)}); remove it from the results first"
                 )
             found = None  # of a choice that was made among fewer points
-        if found is None:
-            return not self.again and not self._mark(task, "failed").exists()
-        return self.again and not self._mark(task, "again").exists() and not self._mark(task, "failed").exists()
+        if self._mark(task, "failed").exists():
+            return False
+        made_then = found is not None and str(found.facts.get("commit", "")).startswith(self.remake or ("",))
+        if not self.again:
+            return found is None or (bool(self.remake) and made_then)
+        return made_then and not self._mark(task, "again").exists()
 
     def _mark(self, task: Task, what: str) -> Path:
         """Return the file that tells all workers what became of a cell."""

@@ -13,6 +13,7 @@ import torch
 from cswe.tokens import Item, TokenStore
 from cswe.tokens.backbones.base import Backbone, Encoded
 from cswe.training.cells import Plan
+from cswe.training.provenance import commit
 from experiments import worker as worker_module
 from experiments.expect import Sizes, expected_seconds
 from experiments.extract import NormedToo
@@ -62,6 +63,18 @@ def work(stores, tmp_path):
         return made, told
 
     return make
+
+
+@pytest.fixture
+def made_at(monkeypatch):
+    """Let results from now on be of a commit."""
+
+    def set_commit(name):
+        monkeypatch.setenv("CSWE_COMMIT", name)
+        commit.cache_clear()
+
+    yield set_commit
+    commit.cache_clear()
 
 
 def test_every_cell_once_and_what_it_was_made_with(work, tmp_path):
@@ -172,6 +185,32 @@ def test_again_says_whether_every_score_is_the_known_one(work, tmp_path):
     assert "differs in test top1: " in told[0]
 
 
+def test_cells_of_an_old_commit_are_made_again_and_replaced(work, tmp_path, made_at):
+    made_at("0ld0ld0ld0")
+    assert work(study(pools=("mean",)))[0].run() == 2
+    old = read_study(tmp_path / "out", "small")
+    made_at("new0new0ne")
+    assert work(study())[0].run() == 2  # the other pooling
+    assert work(study(), again=True, remake=("0ld0ld0",))[0].run() == 2
+    assert work(study(), remake=("0ther0th",))[0].run() == 0
+    assert work(study(), remake=("0ld0ld0", "0ther0th"))[0].run() == 2
+    found = read_study(tmp_path / "out", "small")
+    assert {result.facts["commit"] for result in found.values()} == {"new0new0ne"}
+    assert {name: found[name].scores for name in old} == {name: result.scores for name, result in old.items()}
+    assert work(study(), remake=("0ld0ld0",))[0].run() == 0
+
+
+def test_what_is_known_elsewhere_is_remade_here(work, tmp_path, made_at):
+    made_at("0ld0ld0ld0")
+    assert work(study(), out="there")[0].run() == 4
+    made_at("new0new0ne")
+    options = {"known": [tmp_path / "there"], "remake": ("0ld0ld0",)}
+    assert work(study(), only=("seed-1",), **options)[0].run() == 2
+    assert work(study(), only=("seed-1",), **options)[0].run() == 0
+    commits = [result.facts["commit"] for result in read_study(tmp_path / "out", "small").values()]
+    assert sorted(commits) == ["0ld0ld0ld0"] * 2 + ["new0new0ne"] * 2
+
+
 def test_no_cell_is_begun_that_would_not_end_in_time(work):
     worker, told = work(study(), until=time.monotonic() + 1)
     assert worker.run() == 0
@@ -272,6 +311,9 @@ def test_a_rerun_from_the_command_line(stores, tmp_path, monkeypatch, capsys):
     assert "train top1: 2.0 there" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([*words, "--again", "--rehearse"])
+    with pytest.raises(SystemExit):
+        main([*words, "--remake", "abc"])
+    assert "expected at least 7 digits of a commit but got 'abc'" in capsys.readouterr().err
 
 
 def test_a_worker_whose_device_is_broken_is_replaced(work, monkeypatch, tmp_path):
