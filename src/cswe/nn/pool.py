@@ -22,8 +22,9 @@ class SWEPool(nn.Module):
 
     Tokens are projected on L learned directions; along each one the set is a distribution of numbers, and a readout
     keeps a few numbers of it. By default these are two L-moments, mean and spread, under a learned weighting of the
-    tokens, which served best on tokens of large backbones (docs/results.md); ``"moments:8"`` keeps more of the shape of
-    raw sets, ``readout="flatten"`` gives the paper's embedding, the displacement of every reference point.
+    tokens, which serves well on tokens of large backbones, ``readout="statistics", weightings=1`` a few tenths better
+    still (docs/results.md); ``"moments:8"`` keeps more of the shape of raw sets, ``readout="flatten"`` gives the
+    paper's embedding, the displacement of every reference point.
 
     Parameters
     ----------
