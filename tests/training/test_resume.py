@@ -38,6 +38,20 @@ def test_killed_at_twenty_moments_and_resumed_is_the_run_that_was_not(server, di
         shutil.rmtree(run)
 
 
+def test_killed_while_the_last_checkpoint_was_put_in_place(digits, content, tmp_path, full):
+    words = ["train", str(digits), "--out", str(tmp_path / "run"), *full, "--epochs", "2"]
+    assert main(words) == 0
+    expected = content(tmp_path / "run")
+    for name in ("best", "last"):
+        for beside in ("old", "partial"):
+            shutil.copytree(tmp_path / "run" / name, tmp_path / "run" / f"{name}.{beside}")
+    assert main([*words, "--resume"]) == 0
+    assert content(tmp_path / "run") == expected
+    shutil.move(tmp_path / "run" / "last", tmp_path / "run" / "last.old")  # between the two renames
+    assert main([*words, "--resume"]) == 0
+    assert existing(tmp_path / "run" / "last") is not None
+
+
 def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(digits, content, tmp_path, full):
     runs = [tmp_path / name for name in ("one", "two", "three")]
     for run, seed in zip(runs, (0, 0, 1), strict=True):

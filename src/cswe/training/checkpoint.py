@@ -96,6 +96,13 @@ def existing(target: Path) -> Path | None:
     return old if old.is_dir() else None
 
 
+def tidy(target: Path) -> None:
+    """Remove what `replace_folder` leaves beside a whole folder when it is killed."""
+    shutil.rmtree(target.with_name(target.name + ".partial"), ignore_errors=True)
+    if target.is_dir():
+        shutil.rmtree(target.with_name(target.name + ".old"), ignore_errors=True)
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object, or say that the file is damaged."""
     try:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cswe.constrained.distributed import rank_weight
-from cswe.training.checkpoint import BEST, LAST, replace_folder, save_model
+from cswe.training.checkpoint import BEST, LAST, replace_folder, save_model, tidy
 from cswe.training.clock import Clock
 from cswe.training.data import TrainingData
 from cswe.training.errors import TrainingError
@@ -76,6 +76,9 @@ def fit(
     if ranks.first:
         begin(run, facts, resume=resume)
     with claimed(run) if ranks.first else nullcontext():
+        if resume and ranks.first:
+            for name in (BEST, LAST):
+                tidy(run / name)  # a run that was killed in its very last step writes neither of them again
         clock = Clock(profile, data.train.device)
         yield from _epochs(data, facts, run, ranks, resume, save_steps, keep_last, clock, loggers)
 
