@@ -5,7 +5,6 @@ from pathlib import Path
 from cswe.training.table import grid
 from experiments.lookup import NOTHING, Results, mean_text
 from experiments.paper import best_texts
-from experiments.pools import POOLS
 from experiments.tuning import LAYERS, PROTEIN_LAYER
 
 README = Path(__file__).parent.parent / "README.md"
@@ -24,9 +23,8 @@ def headline(results: Results) -> str:
     head = ["Test accuracy", *(f"images, layer {layer}" for layer in LAYERS), "nearest neighbour, layer 12", "proteins"]
     lines = []
     for label, image, protein in _ROWS:
-        named = POOLS[image]
-        found = [results.row("images-tuned", named.text, layer, named.slices) for layer in LAYERS]
-        other = results.row("proteins-tuned", POOLS[protein].text, PROTEIN_LAYER, POOLS[protein].slices)
+        found = [results.named("images-tuned", image, layer) for layer in LAYERS]
+        other = results.named("proteins-tuned", protein, PROTEIN_LAYER)
         near = mean_text(found[-1], metric="nearest")
         lines.append([label, *(mean_text(row) for row in found), near, mean_text(other)])
     lines.append(["the paper's best", *best_texts(LAYERS), NOTHING, NOTHING])

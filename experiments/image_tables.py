@@ -19,6 +19,8 @@ from experiments.records import read_extractions
 from experiments.studies import FEW, LONGER_RIVALS, SEARCHED_SHAPES, SHAPES, SHAPES_POINT, shape_text
 from experiments.tuning import IMAGES, LAYERS, read_choices
 
+_YARDSTICKS = ("attention-5", "statistics-1")  # what everything is held against
+
 
 def longest(results: Results, key: str, layer: int) -> tuple[Row | None, int]:
     """Return the runs of Table 1 that count, and their epochs: the paper's 80 but for SWE, if they are there."""
@@ -78,8 +80,12 @@ def slices_table(results: Results) -> str:
     lines = []
     for slices in (4, 8, 16, 32, 64, 128):
         study = "images-table1" if slices == 128 else "images-slices"
-        plain, *bounded = (results.row(study, pool, 12, slices) for pool in ("swe", "cswe", "cswe:epochs=80"))
-        for label, epochs, row in zip(("SWE", "C-SWE", "C-SWE"), ("30", "30", "80"), (plain, *bounded), strict=True):
+        plain = results.row(study, "swe", 12, slices)
+        for label, epochs, row in (
+            ("SWE", "30", plain),
+            ("C-SWE", "30", results.row(study, "cswe", 12, slices)),
+            ("C-SWE", "80", results.row(study, "cswe:epochs=80", 12, slices)),
+        ):
             if row is None:
                 continue
             told = image_resources(slices) or (NOTHING, NOTHING)
@@ -147,7 +153,7 @@ def tuned_table(results: Results) -> str:
     head = ["Pooling", "Size", "Seeds", *(f"Layer {layer}" for layer in LAYERS), "Time", "Memory"]
     lines = []
     for key in IMAGE_RIVALS:
-        rows = [results.row("images-tuned", POOLS[key].text, layer, POOLS[key].slices) for layer in LAYERS]
+        rows = [results.named("images-tuned", key, layer) for layer in LAYERS]
         last = next((row for row in reversed(rows) if row is not None), None)
         if last is None:
             continue
@@ -163,13 +169,13 @@ def _against(
     head = ["Pooling", *(f"Layer {layer}: − {POOLS[rival].label}" for layer in layers for rival in rivals)]
     lines = []
     for key in keys:
-        rows = {layer: results.row(study, POOLS[key].text, layer, POOLS[key].slices) for layer in layers}
+        rows = {layer: results.named(study, key, layer) for layer in layers}
         if not any(rows.values()):
             continue
         cells = [POOLS[key].label]
         for layer, row in rows.items():
             for rival in rivals:
-                other = results.row(study, POOLS[rival].text, layer, POOLS[rival].slices)
+                other = results.named(study, rival, layer)
                 cells.append("" if rival == key else gain_text(row, other))
         lines.append(cells)
     return grid(head, lines)
@@ -177,7 +183,7 @@ def _against(
 
 def tuned_differences(results: Results) -> str:
     """Differences to attention pooling and to attentive statistics."""
-    return _against(results, "images-tuned", IMAGE_RIVALS, ("attention-5", "statistics-1"), LAYERS)
+    return _against(results, "images-tuned", IMAGE_RIVALS, _YARDSTICKS, LAYERS)
 
 
 def nearest_table(results: Results) -> str:
@@ -191,12 +197,12 @@ def nearest_table(results: Results) -> str:
     ]
     lines = []
     for key in IMAGE_RIVALS:
-        rows = [results.row("images-tuned", POOLS[key].text, layer, POOLS[key].slices) for layer in LAYERS]
+        rows = [results.named("images-tuned", key, layer) for layer in LAYERS]
         if not any(rows):
             continue
         cells = [POOLS[key].label, count_text(rows[-1]), *(mean_text(row, metric="nearest") for row in rows)]
-        for rival in ("attention-5", "statistics-1"):
-            other = results.row("images-tuned", POOLS[rival].text, 12, POOLS[rival].slices)
+        for rival in _YARDSTICKS:
+            other = results.named("images-tuned", rival, 12)
             cells.append("" if rival == key else gain_text(rows[-1], other, metric="nearest"))
         lines.append(cells)
     return grid(head, lines)
@@ -213,7 +219,7 @@ def few_table(results: Results) -> str:
             continue
         cells = [POOLS[key].label, count_text(rows[1]), *map(mean_text, rows.values())]
         for count, row in rows.items():
-            for rival in ("attention-5", "statistics-1"):
+            for rival in _YARDSTICKS:
                 cells.append("" if rival == key else gain_text(row, _few_row(results, rival, count)))
         lines.append(cells)
     return grid(head, lines)
@@ -253,7 +259,7 @@ def longer_table(results: Results) -> str:
     lines = []
     for layer in LAYERS:
         for key in LONGER_RIVALS:
-            row = results.row("images-longer", POOLS[key].text, layer, POOLS[key].slices)
+            row = results.named("images-longer", key, layer)
             if row is not None:
                 short = f"{100 * chosen[layer, key, None]['validation']:.2f}"
                 lines.append([str(layer), POOLS[key].label, short, mean_text(row, "validation")])

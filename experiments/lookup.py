@@ -31,6 +31,10 @@ class Results:
         rows = [row for row in self.of(study).at(layer) if row.pool == pool]
         return next((row for row in rows if slices is None or row.slices in (None, slices)), None)
 
+    def named(self, study: str, key: str, layer: int) -> Row | None:
+        """Return the seeds of a pooling of `POOLS`, in the size that it comes in."""
+        return self.row(study, POOLS[key].text, layer, POOLS[key].slices)
+
 
 def mean_text(row: Row | None, split: str = "test", metric: str = "top1") -> str:
     """Print mean and deviation over seeds in percent."""

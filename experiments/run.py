@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -69,8 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("a rehearsal cannot be held against results: choose --rehearse or --again")
     if chosen.rehearse and chosen.out.resolve() == RESULTS.resolve():
         parser.error("a rehearsal gives no results: choose another --out")
-    if short := [commit for commit in chosen.remake if len(commit) < _COMMIT]:
-        parser.error(f"--remake: expected at least {_COMMIT} digits of a commit but got {short[0]!r}")
+    if wrong := [commit for commit in chosen.remake if not re.fullmatch(f"[0-9a-f]{{{_COMMIT},}}", commit)]:
+        parser.error(f"--remake: expected at least {_COMMIT} digits of a commit but got {wrong[0]!r}")
     if chosen.pause and (chosen.work is None or chosen.again):
         parser.error("--pause needs --work, a folder to go on from, and is not for --again")
     work = chosen.work or Path(tempfile.mkdtemp(prefix="cswe-experiments-"))

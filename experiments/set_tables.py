@@ -79,11 +79,11 @@ def proteins_tuned(results: Results) -> str:
     head = ["Pooling", "Size", "Seeds", "Test", *(f"− {POOLS[rival].label}" for rival in rivals), "Time", "Memory"]
     lines = []
     for key in PROTEIN_RIVALS:
-        if (row := results.row("proteins-tuned", POOLS[key].text, 6, POOLS[key].slices)) is None:
+        if (row := results.named("proteins-tuned", key, PROTEIN_LAYER)) is None:
             continue
         cells = ["mean" if key == "gap" else POOLS[key].label, size_text(row), count_text(row), mean_text(row)]
         for rival in rivals:
-            other = results.row("proteins-tuned", POOLS[rival].text, 6, POOLS[rival].slices)
+            other = results.named("proteins-tuned", rival, PROTEIN_LAYER)
             cells.append("" if rival == key else gain_text(row, other))
         lines.append([*cells, seconds_text(row), memory_text(row)])
     return grid(head, lines)

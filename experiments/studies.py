@@ -218,7 +218,7 @@ def _few(chosen: Chosen) -> list[Entry]:
             if (choices := chosen.get((12, key, None))) is not None:
                 text = with_choices(POOLS[key].text, f"labels_per_class={count}")
                 plan = _rival(key, (12,), (*choices, "epochs=40", f"batch_size={size}"), text)
-                entries += _seeds(plan, (5, 5, 5), "images")
+                entries.append(Entry(plan, 5, "images"))
     return entries
 
 

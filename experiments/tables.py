@@ -5,7 +5,7 @@ And the short table in ``README.md``, between its marks.
 In the template ``{{table NAME}}`` and ``{{figure NAME}}`` stand for what their names say, ``{{progress}}`` for what is
 still to run, ``{{score STUDY POOL LAYER L}}`` for a mean over seeds and ``{{gain STUDY POOL RIVAL LAYER L}}`` for a
 difference seed by seed, with its standard error: of test accuracy, balanced on points, or of METRIC, if the study is
-named ``STUDY:METRIC``. L is left out for poolings
+named ``STUDY:METRIC``, and on another split, if it is named ``STUDY:METRIC@SPLIT``. L is left out for poolings
 that have no slices, or one number of them; a second L is the rival's. Poolings are named as in `experiments.pools`;
 ``:80`` after a name: its runs of 80 epochs. What stands between ``{{if STUDY}}`` and ``{{end}}`` is left out while that
 study has no results; ``{{if STUDY:TEXT}}``: none with this in their name. No number of ours is written by hand.

@@ -166,10 +166,10 @@ class Worker:
             found = None  # of a choice that was made among fewer points
         if self._mark(task, "failed").exists():
             return False
-        made_then = found is not None and str(found.facts.get("commit", "")).startswith(self.remake or ("",))
+        stale = found is not None and str(found.facts.get("commit")).startswith(self.remake)
         if not self.again:
-            return found is None or (bool(self.remake) and made_then)
-        return made_then and not self._mark(task, "again").exists()
+            return found is None or stale
+        return (stale if self.remake else found is not None) and not self._mark(task, "again").exists()
 
     def _mark(self, task: Task, what: str) -> Path:
         """Return the file that tells all workers what became of a cell."""

@@ -314,6 +314,9 @@ def test_a_rerun_from_the_command_line(stores, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main([*words, "--remake", "abc"])
     assert "expected at least 7 digits of a commit but got 'abc'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, "--remake", "HEAD~12345"])
+    assert "but got 'HEAD~12345'" in capsys.readouterr().err
 
 
 def test_a_worker_whose_device_is_broken_is_replaced(work, monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ from experiments.headline import README, with_headline
 from experiments.lookup import Results, gain_text, mean_text
 from experiments.paper import TABLE1
 from experiments.pools import FEW_RIVALS, IMAGE_RIVALS, POOLS, RAW_POOLS, with_choices
-from experiments.records import RESULTS, add_result
+from experiments.records import RESULTS, add_result, read_study
 from experiments.tables import PAGE, TABLES, TEMPLATE, render
 
 
@@ -104,6 +104,11 @@ def test_what_has_no_results_is_left_out(tmp_path):
     add(tmp_path, "images-table1", "mean:epochs=80", 6, None, [0.75])
     assert "c\n" in render(template, Results(tmp_path))
     assert render("{{gain images-table1 gap:80 gap 6}}", Results(tmp_path)).endswith("+25.00 (one seed)")
+    for result in read_study(tmp_path, "images-table1").values():
+        result.scores["validation"] = {"top1": 0.5}
+        add_result(tmp_path, "images-table1", result, {}, tmp_path / "lock")
+    assert render("{{gain images-table1:top1@validation gap:80 gap 6}}", Results(tmp_path)).endswith("+0.00 (one seed)")
+    assert render("{{score images-table1:@validation gap:80 6}}", Results(tmp_path)).endswith("50.00")
 
 
 def test_scores_of_points_are_balanced(tmp_path):

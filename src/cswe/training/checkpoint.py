@@ -75,32 +75,39 @@ def replace_folder(target: Path, write: Callable[[Path], None]) -> None:
     Killed at any moment, there is a whole folder under `target` or, for the blink between two renames, under the name
     that `existing` looks at too.
     """
-    aside, old = target.with_name(target.name + ".partial"), target.with_name(target.name + ".old")
-    shutil.rmtree(aside, ignore_errors=True)
+    tidy(target)
+    aside, old = _aside(target), _old(target)
     aside.mkdir(parents=True)
     write(aside)
     _sync(aside)
     if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     aside.rename(target)
     _sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    tidy(target)
 
 
 def existing(target: Path) -> Path | None:
     """Return where a folder written by `replace_folder` is, or None if it was never finished."""
     if target.is_dir():
         return target
-    old = target.with_name(target.name + ".old")
+    old = _old(target)
     return old if old.is_dir() else None
 
 
 def tidy(target: Path) -> None:
     """Remove what `replace_folder` leaves beside a whole folder when it is killed."""
-    shutil.rmtree(target.with_name(target.name + ".partial"), ignore_errors=True)
+    shutil.rmtree(_aside(target), ignore_errors=True)
     if target.is_dir():
-        shutil.rmtree(target.with_name(target.name + ".old"), ignore_errors=True)
+        shutil.rmtree(_old(target), ignore_errors=True)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(target.name + ".partial")
+
+
+def _old(target: Path) -> Path:
+    return target.with_name(target.name + ".old")
 
 
 def read_json(file: Path) -> dict[str, Any]:
