@@ -11,9 +11,11 @@ from cswe.report.style import AMBER, BLUE, FAINT, GREEN, GREY, PURPLE, ROSE, TEA
 from cswe.training.cells import Result
 from cswe.training.table import Row
 from experiments.lookup import Results
-from experiments.pools import RAW, RAW_POOLS, TOKEN_POOLS, TOKENS, Named
+from experiments.pools import RAW, RAW_POOLS, TOKEN_POOLS, TOKENS, Named, with_choices
 from experiments.records import RESULTS, read_study
+from experiments.studies import LITERAL
 from experiments.tables import FIGURES
+from experiments.tuning import PROTEIN_LAYER
 
 Line = tuple[str, str, str]  # pool, label, colour
 _PAPER: tuple[Line, ...] = (("swe", "SWE", AMBER), ("cswe", "C-SWE", BLUE))
@@ -21,6 +23,12 @@ _IMAGES: tuple[Line, ...] = (
     ("swe", "SWE, 30 epochs", AMBER),
     ("cswe", "C-SWE, 30 epochs", BLUE),
     ("cswe:epochs=80", "C-SWE, 80 epochs", PURPLE),
+)
+_PROTEINS: tuple[Line, ...] = (
+    ("swe", "SWE, 256 × 20", AMBER),
+    (with_choices("swe", LITERAL), "SWE, 32 × 50", ROSE),
+    ("cswe", "C-SWE, 256 × 20", BLUE),
+    (with_choices("cswe", LITERAL), "C-SWE, 32 × 50", PURPLE),
 )
 _LEVELS: tuple[Line, ...] = (("mean", "mean", GREY), ("cls", "CLS", TEAL), ("attention:queries=1", "attention", GREEN))
 _MARKERS = "os^vD"
@@ -50,7 +58,9 @@ def main(arguments: list[str] | None = None) -> None:
             [("top1", "top-1"), ("top5", "top-5")],
             (("mean:epochs=80", "mean", GREY), ("cls:epochs=80", "CLS", TEAL)),
         ),
-        "proteins-slices": _against_slices(results, [("proteins-table", 6)], _PAPER, [("top1", "accuracy")]),
+        "proteins-slices": _against_slices(
+            results, [("proteins-table", PROTEIN_LAYER)], _PROTEINS, [("top1", "accuracy")]
+        ),
         "points-slices": _against_slices(
             results,
             [("points-table", TOKENS)],
@@ -127,13 +137,16 @@ def _level(axis: Any, rows: list[Row], metric: str, label: str, colour: str) -> 
 
 
 def _evolution(found: list[Result]) -> Any:
-    """Draw SWGG, slack and dual variable of every slice over the epochs."""
-    whole = sorted((result for result in found if result.error is None), key=lambda result: result.cell.pool)
+    """Draw SWGG, slack and dual variable of every slice over the epochs: of runs to the letter, if all are there."""
+    done = [result for result in found if result.error is None]
+    literal = [result for result in done if LITERAL in result.cell.pool]
+    rest = [result for result in done if LITERAL not in result.cell.pool]
+    whole = sorted(literal if len(literal) >= len(rest) else rest, key=lambda result: result.cell.pool)
     if not whole:
         return None
     plot, axes = figure(13, 3.4, 3)
     for result, colour in zip(whole, (AMBER, BLUE, GREEN), strict=False):
-        bound = result.cell.pool.partition("bound=")[2]
+        bound = result.cell.pool.partition("bound=")[2].partition(",")[0]
         log = result.facts["log"]
         epochs = [record["epoch"] for record in log]
         series = {

@@ -59,13 +59,14 @@ def epochs_check(results: Results) -> str:
             long = results.row("images-table1", with_choices(pool, "epochs=80"), layer)
             label = f"{POOLS[key].label}, L = 128" if key in ("swe", "cswe") else POOLS[key].label
             pairs.append((layer, label, results.row("images-table1", pool, layer), long))
-    clock = results.row("images-clock", "cswe", 12)
-    pairs.append((12, "C-SWE, L = 64", results.row("images-slices", "cswe", 12, 64), clock))
+    short, long = (results.row("images-slices", pool, 12, 64) for pool in ("cswe", "cswe:epochs=80"))
+    pairs.append((12, "C-SWE, L = 64", short, long))
     lines = []
     for layer, label, short, long in pairs:
         if short is None or long is None:
             continue
-        short = only_seeds(short, {result.cell.seed for result in long.results})
+        both = {result.cell.seed for result in short.results} & {result.cell.seed for result in long.results}
+        short, long = only_seeds(short, both), only_seeds(long, both)
         for row, epochs in ((short, "30"), (long, "80")):
             scores = [mean_text(row, split) for split in TABLE1_SPLITS]
             difference = gain_text(long, short) if epochs == "80" else ""

@@ -9,68 +9,47 @@ from experiments.lookup import (
     gain_text,
     mean_text,
     memory_text,
-    only_seeds,
     rates_text,
     seconds_text,
     size_text,
 )
 from experiments.paper import PROTEINS_RESOURCES, TABLE1_SPLITS
 from experiments.pools import NORMED, POINT_LAYERS, POOLS, PROTEIN_RIVALS, RAW, TOKENS, with_choices
-from experiments.studies import POINT_SLICES
+from experiments.studies import LITERAL, POINT_SLICES
 from experiments.tuning import PROTEIN_LAYER, PROTEINS
 
 
 def proteins_table(results: Results) -> str:
-    """Give the paper's form on proteins."""
-    head = [
-        "L",
-        "Pooling",
-        "Size",
-        "Seeds",
-        "Train",
-        "Validation",
-        "Test",
-        "C-SWE − SWE",
-        "Time",
-        "Memory",
-        "paper's run",
-    ]
+    """Give the paper's form on proteins, in large batches and to the letter."""
+    head = ["L", "Pooling", "Batch, epochs", "Size", "Seeds", "Train", "Validation", "Test", "C-SWE − SWE"]
+    head += ["Time", "Memory", "paper's run"]
     paper = ", ".join(PROTEINS_RESOURCES)
-    lines = []
-    for key in ("cls", "gap"):
-        row = results.row("proteins-table", POOLS[key].text, 6)
+
+    def line(slices: str, label: str, how: str, row: Row, difference: str) -> list[str]:
         scores = [mean_text(row, split) for split in TABLE1_SPLITS]
-        label = "mean" if key == "gap" else "CLS"
-        lines.append(
-            ["", label, size_text(row), count_text(row), *scores, "", seconds_text(row), memory_text(row), paper]
-        )
-    for slices in (1, 4, 16, 64):
-        plain, bounded = (results.row("proteins-table", pool, 6, slices) for pool in ("swe", "cswe"))
-        for label, row in (("SWE", plain), ("C-SWE", bounded)):
-            if row is None:
-                continue
-            scores = [mean_text(row, split) for split in TABLE1_SPLITS]
-            difference = gain_text(bounded, plain) if label == "C-SWE" else ""
-            own = [seconds_text(row), memory_text(row), paper]
-            lines.append([str(slices), label, size_text(row), count_text(row), *scores, difference, *own])
-    return grid(head, lines)
+        own = [seconds_text(row), memory_text(row), paper]
+        return [slices, label, how, size_text(row), count_text(row), *scores, difference, *own]
 
-
-def proteins_literal(results: Results) -> str:
-    """Take the paper's batches and epochs to the letter, one seed."""
-    head = ["Pooling", "Batch, epochs", "Train", "Validation", "Test", "Time"]
     lines = []
-    for key in ("swe", "cswe"):
-        pool = POOLS[key].text
-        ours = only_seeds(results.row("proteins-table", pool, 6, 16), {0})
-        literal = results.row("proteins-table", with_choices(pool, "epochs=50"), 6, 16)
-        if literal is None:
-            continue
-        for row, how in ((ours, "256, 20"), (literal, "32, 50 (paper)")):
-            lines.append(
-                [POOLS[key].label, how, *(mean_text(row, split) for split in TABLE1_SPLITS), seconds_text(row)]
-            )
+    for key, label in (("cls", "CLS"), ("gap", "mean")):
+        for how, text in _schedules(key):
+            if (row := results.row("proteins-table", text, PROTEIN_LAYER)) is not None:
+                lines.append(line("", label, how, row, ""))
+    for slices in (1, 4, 16, 64):
+        plain = {how: results.row("proteins-table", text, PROTEIN_LAYER, slices) for how, text in _schedules("swe")}
+        bounded = {how: results.row("proteins-table", text, PROTEIN_LAYER, slices) for how, text in _schedules("cswe")}
+        for label, rows in (("SWE", plain), ("C-SWE", bounded)):
+            for how, row in rows.items():
+                if row is not None:
+                    difference = gain_text(row, plain[how]) if label == "C-SWE" else ""
+                    lines.append(line(str(slices), label, how, row, difference))
     return grid(head, lines)
+
+
+def _schedules(key: str) -> tuple[tuple[str, str], ...]:
+    """Return how a pooling of the paper was trained on proteins, and how it is named then."""
+    text = POOLS[key].text
+    return ("256, 20", text), ("32, 50 (paper)", with_choices(text, LITERAL))
 
 
 def proteins_tuned(results: Results) -> str:

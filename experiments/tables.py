@@ -78,7 +78,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "images-few": image_tables.few_table,
     "images-clock": image_tables.clock_table,
     "proteins-table": set_tables.proteins_table,
-    "proteins-literal": set_tables.proteins_literal,
     "proteins-tuning": set_tables.proteins_tuning,
     "proteins-tuned": set_tables.proteins_tuned,
     "points-table": set_tables.points_table,

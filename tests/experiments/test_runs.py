@@ -18,9 +18,10 @@ from experiments import worker as worker_module
 from experiments.expect import Sizes, expected_seconds
 from experiments.extract import NormedToo
 from experiments.extract import main as extract
+from experiments.pools import with_choices
 from experiments.records import add_extraction, add_result, read_extractions, read_study
 from experiments.run import main, share
-from experiments.studies import STUDIES, Entry, Study
+from experiments.studies import LITERAL, STUDIES, Entry, Study
 from experiments.tuning import IMAGES, chosen_by
 from experiments.worker import BROKEN, Worker
 
@@ -294,7 +295,8 @@ def test_two_processes_share_a_study(stores, tmp_path, monkeypatch):
     words = ["proteins-evolution", "--stores", str(stores), "--out", str(tmp_path / "out"), "--known", "--jobs", "2"]
     assert main([*words, "--device", "cpu", "--rehearse"]) == 0
     found = read_study(tmp_path / "out", "proteins-evolution")
-    assert sorted(result.cell.pool for result in found.values()) == ["cswe:bound=10", "cswe:bound=5", "swe"]
+    pools = ["cswe:bound=10", "cswe:bound=5", "swe"]
+    assert {result.cell.pool for result in found.values()} == {*pools, *(with_choices(pool, LITERAL) for pool in pools)}
     assert all("--jobs 2" in result.facts["command"] for result in found.values())
 
 

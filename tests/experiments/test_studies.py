@@ -5,7 +5,7 @@ from dataclasses import replace
 from experiments.extract import STORES
 from experiments.pools import IMAGE_RIVALS, POOLS
 from experiments.records import RESULTS, read_study, write_lines
-from experiments.studies import SHAPES_POINT, STUDIES
+from experiments.studies import LITERAL, SHAPES_POINT, STUDIES
 from experiments.tuning import IMAGES, LAYERS, choose, chosen_by, note_choices, read_choices
 
 
@@ -78,7 +78,8 @@ def test_studies_are_what_the_page_says():
     assert {task.cell.recipe.optimization.weight_decay for task in tasks["images-tuned"]} == {0.1}
     assert counts["images-longer"] == 3 * 3
     assert counts["images-few"] == 6 * 3 * 3
-    assert counts["proteins-table"] == (2 + 2 * 4) * 5 + 2
+    assert counts["proteins-table"] == 2 * (2 + 2 * 4) * 5
+    assert counts["proteins-evolution"] == 2 * 3
     assert counts["images-tuning"] == 8 * 3 * 5
     assert counts["images-shapes"] == 3 * 3
     assert SHAPES_POINT in IMAGES.grid
@@ -102,8 +103,10 @@ def test_studies_are_what_the_page_says():
     assert {(cell.layer, cell.seed) for cell in plain} == {(layer, seed) for layer in (6, 9, 12) for seed in range(3)}
     (clock,) = tasks["images-clock"]
     assert (clock.cell.recipe.optimization.epochs, clock.cell.slices) == (80, 64)
-    literal = next(task.cell.recipe for task in tasks["proteins-table"] if task.cell.pool == "cswe:epochs=50")
-    assert (literal.optimization.batch_size, literal.optimization.lr) == (32, 1e-4)
+    literal = [task.cell for task in tasks["proteins-table"] if LITERAL in task.cell.pool]
+    chosen = [cell.recipe.optimization for cell in literal]
+    assert {(choice.batch_size, choice.epochs, choice.lr) for choice in chosen} == {(32, 50, 1e-4)}
+    assert {cell.seed for cell in literal} == set(range(5))
     searches = ("images-tuning", "images-shapes", "images-longer", "proteins-tuning")
     assert {task.cell.seed for name in searches for task in tasks[name]} == {10}  # which no final run has
     long = {(task.cell.layer, task.cell.seed) for task in tasks["images-table1"] if task.cell.pool == "cswe:epochs=80"}

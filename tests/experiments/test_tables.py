@@ -119,6 +119,24 @@ def test_scores_of_points_are_balanced(tmp_path):
     assert "0.01" in TABLES["points-raw"](Results(tmp_path))  # the rate of each
 
 
+def test_each_schedule_of_proteins_is_held_against_its_own(tmp_path):
+    add(tmp_path, "proteins-table", "swe", 6, 16, [0.5])
+    add(tmp_path, "proteins-table", "cswe", 6, 16, [0.25])
+    add(tmp_path, "proteins-table", "swe:epochs=50", 6, 16, [0.75])
+    add(tmp_path, "proteins-table", "cswe:epochs=50", 6, 16, [0.74])
+    lines = [line for line in TABLES["proteins-table"](Results(tmp_path)).splitlines() if "C-SWE" in line][1:]
+    assert ["-25.00" in line and "256, 20" in line for line in lines] == [True, False]
+    assert ["-1.00" in line and "32, 50" in line for line in lines] == [False, True]
+
+
+def test_epochs_are_compared_on_the_seeds_that_both_have(tmp_path):
+    add(tmp_path, "images-table1", "cswe", 12, 128, [0.5])
+    add(tmp_path, "images-table1", "cswe:epochs=80", 12, 128, [0.75, 0.25])
+    table = TABLES["images-epochs"](Results(tmp_path))
+    assert "75.00" in table
+    assert "+25.00 (one seed)" in table
+
+
 def test_few_labels_and_neighbours_have_their_rows(tmp_path):
     for key in IMAGE_RIVALS:
         named = POOLS[key]
@@ -142,7 +160,14 @@ def test_figures_are_drawn_from_results(tmp_path, capsys):
     add(tmp_path, "proteins-evolution", "cswe:bound=5", 6, 16, [0.5], log=bounded)
     draw(["--results", str(tmp_path), "--out", str(tmp_path / "figures")])
     assert (tmp_path / "figures" / "proteins-slices.png").exists()
-    assert (tmp_path / "figures" / "proteins-evolution.svg").exists()
+    evolution = tmp_path / "figures" / "proteins-evolution.svg"
+    short = evolution.read_text()
+    add(tmp_path, "proteins-evolution", "swe:epochs=50", 6, 16, [0.5], log=log[:1])
+    draw(["--results", str(tmp_path), "--out", str(tmp_path / "figures")])
+    assert evolution.read_text() == short  # some of the runs to the letter are missing
+    add(tmp_path, "proteins-evolution", "cswe:bound=5,epochs=50", 6, 16, [0.5], log=bounded[:1])
+    draw(["--results", str(tmp_path), "--out", str(tmp_path / "figures")])
+    assert evolution.read_text() != short
     add(tmp_path, "images-table1", "swe", 12, 128, [0.5])
     draw(["--results", str(tmp_path), "--out", str(tmp_path / "figures")])
     assert not (tmp_path / "figures" / "images-slices.png").exists()  # one point is no line
