@@ -259,7 +259,7 @@ def _evolution(_: Chosen) -> list[Entry]:
 
 
 # ---------------------------------------------------------------------------------------------------------- points
-POINT_SLICES = {RAW: (4, 8, 16, 32, 64), TOKENS: (4, 16, 64), NORMED: (16,)}
+POINT_SLICES = {RAW: (4, 8, 16, 32, 64), TOKENS: (4, 8, 16, 32, 64), NORMED: (16,)}
 _STORES = {RAW: "raw", TOKENS: "points", NORMED: "points"}
 _FIRST = {RAW: 0, TOKENS: 6, NORMED: 12}  # the first wave of a layer: one split after the other, each with its search
 _FIFTY = ("epochs=50", "batch_size=32")
