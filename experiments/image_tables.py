@@ -23,12 +23,10 @@ _YARDSTICKS = ("attention-5", "statistics-1")  # what everything is held against
 
 
 def longest(results: Results, key: str, layer: int) -> tuple[Row | None, int]:
-    """Return the runs of Table 1 that count, and their epochs: the paper's 80 but for SWE, if they are there."""
+    """Return the runs of Table 1 with the paper's 80 epochs, if they are there, or else with 30; and their epochs."""
     pool = POOLS[key].text
     long = results.row("images-table1", with_choices(pool, "epochs=80"), layer)
-    if key != "swe" and long is not None:
-        return long, 80
-    return results.row("images-table1", pool, layer), 30
+    return (results.row("images-table1", pool, layer), 30) if long is None else (long, 80)
 
 
 def table1(results: Results) -> str:
@@ -38,14 +36,18 @@ def table1(results: Results) -> str:
     lines = []
     for layer in LAYERS:
         for key in ("gap", "cls", "swe", "cswe"):
-            row, epochs = longest(results, key, layer)
-            if row is None:
-                continue
-            paper = TABLE1.get((POOLS[key].text, layer))
-            cells = [str(layer), POOLS[key].label, size_text(row), str(epochs), count_text(row)]
-            for number, split in enumerate(TABLE1_SPLITS):
-                cells += [mean_text(row, split), NOTHING if paper is None else str(paper[number])]
-            lines.append([*cells, seconds_text(row), memory_text(row)])
+            runs = [longest(results, key, layer)]
+            if key == "swe" and runs[0][1] == 80:
+                # More epochs make it worse: its better runs, too, since they are what the others are held against.
+                runs.insert(0, (results.row("images-table1", POOLS[key].text, layer), 30))
+            for row, epochs in runs:
+                if row is None:
+                    continue
+                paper = TABLE1.get((POOLS[key].text, layer))
+                cells = [str(layer), POOLS[key].label, size_text(row), str(epochs), count_text(row)]
+                for number, split in enumerate(TABLE1_SPLITS):
+                    cells += [mean_text(row, split), NOTHING if paper is None else str(paper[number])]
+                lines.append([*cells, seconds_text(row), memory_text(row)])
     return grid(head, lines)
 
 
