@@ -14,9 +14,9 @@ from experiments.lookup import (
     size_text,
 )
 from experiments.paper import TABLE1, TABLE1_SPLITS, best_texts, image_resources
-from experiments.pools import FEW_RIVALS, IMAGE_RIVALS, POOLS, with_choices
+from experiments.pools import FEW_RIVALS, IMAGE_RIVALS, POOLS, SEARCHED_SHAPES, SHAPES, with_choices
 from experiments.records import read_extractions
-from experiments.studies import FEW, LONGER_RIVALS, SEARCHED_SHAPES, SHAPES, SHAPES_POINT, shape_text
+from experiments.studies import FEW, LONGER_RIVALS, SHAPES_POINT
 from experiments.tuning import IMAGES, LAYERS, read_choices
 
 _YARDSTICKS = ("attention-5", "statistics-1")  # what everything is held against
@@ -239,17 +239,17 @@ def tuning_table(results: Results) -> str:
 
 
 def shapes_table(results: Results) -> str:
-    """Weighted L-moments of one size, cut in different ways, by validation."""
-    head = ["Weightings", "L", "K", "Size", *(f"Layer {layer}" for layer in LAYERS), "Mean"]
+    """Vectors of one size, cut in different ways, by validation."""
+    head = ["Pooling", "L", "Size", *(f"Layer {layer}" for layer in LAYERS), "Mean"]
     lines = []
-    for heads, slices, moments in (*SEARCHED_SHAPES, *SHAPES):
-        study, text = "images-shapes", shape_text(heads, moments)
-        if (heads, slices, moments) in SEARCHED_SHAPES:
+    for named in (*SEARCHED_SHAPES, *SHAPES):
+        study, text = "images-shapes", named.text
+        if named in SEARCHED_SHAPES:
             study, text = "images-tuning", with_choices(text, *SHAPES_POINT)
-        rows = [results.row(study, text, layer, slices) for layer in LAYERS]
+        rows = [results.row(study, text, layer, named.slices) for layer in LAYERS]
         found = [row.mean("validation", "top1").mean for row in rows if row is not None]
         if found:
-            cells = [str(heads), str(slices), str(moments), size_text(next(filter(None, rows)))]
+            cells = [named.label, str(named.slices), size_text(next(filter(None, rows)))]
             mean = f"{100 * sum(found) / len(found):.2f}" if len(found) == len(LAYERS) else NOTHING
             lines.append([*cells, *(mean_text(row, "validation") for row in rows), mean])
     return grid(head, lines)

@@ -12,7 +12,7 @@ class Named:
     text
         As a plan asks for it, ``"attention:queries=5"``.
     label
-        As tables print it; the numbers in it, multiplied (and with the dimension, for attention), are the size.
+        As tables print it; its numbers, multiplied (and with the dimension, for attention) or added, are the size.
     slices
         Its number of slices in the tuned comparisons; None for poolings that have none, or where it is varied.
     """
@@ -49,6 +49,17 @@ PROTEIN_RIVALS = (
     "gap", "attention-1", "attention-3", "statistics-1", "statistics-4", "moments-128", "weighted-1", "weighted-4"
 )  # fmt: skip
 
+# Vectors of one size, cut in different ways. The first four are in the search by themselves; the others are tried at
+# one point of it, so that every pooling in it has the same number of tries. Means along more slices than a token has
+# dimensions are sums of each other: the last two have one for each dimension, and spreads along more slices.
+SEARCHED_SHAPES = tuple(POOLS[key] for key in ("weighted-1", "weighted", "statistics-1", "statistics"))
+SHAPES = (
+    POOLS["weighted-4"],
+    Named("moments:readout=moments:4,weightings=1", "weighted L-moments, 1 × 256 × 4", 256),
+    Named("moments:readout=moments:4,weightings=2", "weighted L-moments, 2 × 128 × 4", 128),
+    Named("moments:readout=moments:2:192,weightings=1", "weighted L-moments, 192 + 832", 832),
+    Named("statistics:readout=statistics:192,weightings=1", "attentive statistics, 192 + 832", 832),
+)
 
 # On points every number of slices is tried; labels say the rest.
 POINT_POOLS = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from cswe.training.cells import Cell, Plan
 from cswe.training.choices import has_slices
-from experiments.pools import FEW_RIVALS, NORMED, POOLS, RAW, TOKENS, with_choices
+from experiments.pools import FEW_RIVALS, NORMED, POOLS, RAW, SHAPES, TOKENS, with_choices
 from experiments.tuning import IMAGES, LAYERS, POINTS, PROTEIN_LAYER, PROTEINS, Chosen, Search
 
 
@@ -155,26 +155,17 @@ def _tuning(_: Chosen) -> list[Entry]:
     return _searched(IMAGES, "images")
 
 
-# Weightings, slices and L-moments that make up vectors of one size, at one point of the search: the shape is no part of
-# the search, so that every pooling has the same number of tries. The first two are in the search by themselves.
-SEARCHED_SHAPES = ((1, 512, 2), (2, 256, 2))
-SHAPES = ((4, 128, 2), (1, 256, 4), (2, 128, 4))
 SHAPES_POINT = ("weight_decay=0.2", "dropout=0.3", "lr=0.004")
-
-
-def shape_text(weightings: int, moments: int) -> str:
-    """Name weighted L-moments as a plan does."""
-    return f"moments:readout=moments:{moments},weightings={weightings}"
 
 
 def _shapes(_: Chosen) -> list[Entry]:
     return [
         Entry(
-            Plan((shape_text(heads, moments),), (slices,), 1, 10, layers=LAYERS, recipe="tuned", choices=SHAPES_POINT),
+            Plan((named.text,), (named.slices or 1,), 1, 10, layers=LAYERS, recipe="tuned", choices=SHAPES_POINT),
             2,
             "images",
         )
-        for heads, slices, moments in SHAPES
+        for named in SHAPES
     ]
 
 

@@ -7,16 +7,18 @@ import pytest
 
 from cswe.training.cells import Plan
 from cswe.training.model import make_pool
-from experiments.pools import IMAGE_RIVALS, POINT_POOLS, POOLS, PROTEIN_RIVALS
+from experiments.pools import IMAGE_RIVALS, POINT_POOLS, POOLS, PROTEIN_RIVALS, SEARCHED_SHAPES, SHAPES
 from experiments.records import RESULTS, read_study
 
 RIVALS = [(key, 192) for key in IMAGE_RIVALS] + [(key, 320) for key in PROTEIN_RIVALS]
 
 
 def said(label, dim):
-    """Return the size that a label says: the product of its numbers, times the dimension for means of tokens."""
-    numbers = math.prod(map(int, re.findall(r"\d+", label)))
-    return numbers if "×" in label else numbers * dim
+    """Return the size that a label says: its numbers added or multiplied, times the dimension for means of tokens."""
+    numbers = [int(number) for number in re.findall(r"\d+", label)]
+    if "+" in label:
+        return sum(numbers)
+    return math.prod(numbers) if "×" in label else math.prod(numbers) * dim
 
 
 @pytest.mark.parametrize(("key", "dim"), RIVALS)
@@ -29,6 +31,12 @@ def test_a_rival_has_the_size_that_its_label_says(key, dim):
     weighted = "weighted" in named.label or "attentive" in named.label
     if named.slices is not None:
         assert bool(recipe.pooling.weightings) == weighted
+
+
+def test_shapes_have_one_size_which_their_labels_say():
+    for named in (*SEARCHED_SHAPES, *SHAPES):
+        choice = Plan((named.text,), recipe="tuned").recipe_of(named.text, named.slices).pooling
+        assert make_pool(choice, 192).out_dim == said(named.label, 192) == 1024
 
 
 def test_points_are_pooled_as_the_table_says():

@@ -7,7 +7,7 @@ from cswe import AttentionPool, MaxPool, MeanPool, SWEPool
 from cswe.nn import explain_tokens
 from cswe.ops import rank_coupling
 
-READOUTS = ["moments:1", "moments:4", "statistics", "flatten", "map-points"]
+READOUTS = ["moments:1", "moments:4", "moments:3:2", "statistics", "statistics:2", "flatten", "map-points"]
 
 
 def sets(batch=3, count=9, dim=4, seed=0):

@@ -13,7 +13,7 @@ from cswe.nn import Flatten, MapPoints, Moments, Statistics, SWEPool
 from cswe.ops import l_moments, swe
 
 DOUBLE = torch.float64
-READOUTS = ["moments:1", "moments:2", "moments:4", "statistics", "flatten", "map-points"]
+READOUTS = ["moments:1", "moments:2", "moments:4", "moments:3:2", "statistics", "statistics:2", "flatten", "map-points"]
 ALL_POOLS = [
     *(pytest.param(lambda r=r, h=h: SWEPool(6, 5, 9, r, h), id=f"{r}, {h}") for r in READOUTS for h in (0, 2)),
     pytest.param(lambda: SWEPool(6, 5, 9, "flatten", interpolation="linear", order="reference"), id="paper"),
@@ -173,6 +173,26 @@ class TestWhatItContains:
         deviations = torch.einsum("bhn,bhnl->bhl", masses, squares).sqrt()
         expected = torch.cat([means.flatten(1), deviations.flatten(1)], 1)
         torch.testing.assert_close(pool(tokens), expected, rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("weightings", [0, 2])
+    def test_means_along_some_slices_only(self, weightings):
+        """Of the same numbers those means are left out that the others say already."""
+        tokens, mask = draw(0, 3, 9, 6, dtype=DOUBLE), torch.arange(9) < torch.tensor([[9], [4], [1]])
+        heads = max(1, weightings)
+        for whole, some in ((Moments(3), Moments(3, means=6)), (Statistics(), Statistics(means=6))):
+            pool, short = (SWEPool(6, 8, readout=readout, weightings=weightings).double() for readout in (whole, some))
+            short.load_state_dict(pool.state_dict())
+            vector = pool(tokens, mask)
+            if isinstance(whole, Moments):
+                numbers = vector.reshape(3, heads, 8, 3)
+                means, higher = numbers[..., 0], numbers[..., 1:]
+            else:
+                means, higher = vector.reshape(3, 2, heads, 8).unbind(1)
+            expected = torch.cat([means[..., :6].flatten(1), higher.flatten(1)], 1)
+            torch.testing.assert_close(short(tokens, mask), expected, rtol=0, atol=1e-12)
+            left_out = means[..., :6] @ torch.linalg.inv(pool.slicer.directions()[:6]).T
+            left_out = left_out @ pool.slicer.directions()[6:].T
+            torch.testing.assert_close(left_out, means[..., 6:], rtol=0, atol=1e-6)
 
     def test_a_learned_map_over_points(self):
         tokens = draw(0, 3, 9, 6, dtype=DOUBLE)
@@ -342,6 +362,12 @@ class TestParameters:
         (lambda: SWEPool(6, 5, 9, readout=MapPoints(8)), "made for 8 points but the pool has 9"),
         (lambda: SWEPool(6, 5, readout="moments:x"), "'moments:K', .* but got 'moments:x'"),
         (lambda: SWEPool(6, 5, readout="moments:0"), "k ≥ 1 moments but got 0"),
+        (lambda: SWEPool(6, 5, readout="moments:1:3"), "k ≥ 2 moments with means"),
+        (lambda: SWEPool(6, 5, readout="moments:2:0"), "means ≥ 1 slices, or None for all, but got 0"),
+        (lambda: SWEPool(6, 5, readout="moments:2:6"), "at most the pool's 5 slices but got 6"),
+        (lambda: SWEPool(6, 5, readout="statistics:6"), "at most the pool's 5 slices but got 6"),
+        (lambda: SWEPool(6, 5, readout="moments:2:3:4"), "'moments:K:MEANS', .* but got 'moments:2:3:4'"),
+        (lambda: SWEPool(6, 5, readout="statistics:x"), "'statistics:MEANS', .* but got 'statistics:x'"),
         (lambda: SWEPool(6, 5, order="up"), "one of reference, rank, argsort but got 'up'"),
         (lambda: SWEPool(6, 5, init="zero"), "'orthogonal' or 'normal' but got 'zero'"),
         (lambda: SWEPool(6, 5, weightings=-1), "weightings ≥ 0 but got -1"),

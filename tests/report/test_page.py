@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from cswe.cli import main
+from cswe.nn import Moments
 from cswe.report.gather import gather
 from cswe.report.page import build_page
 from cswe.report.slices import class_profiles, look_at, slice_weights
@@ -203,6 +204,14 @@ def test_weights_and_profiles_are_what_they_say(study, digits):
         model.head.weight.zero_()
         model.head.weight[0, 4:8] = 1.0  # the second slice's moments
     assert slice_weights(model, None).round(6).tolist() == [0, 1, 0, 0]
+    model.pool.readout = Moments(3, means=2)
+    model.head = torch.nn.Linear(2 + 4 * 2, 10)
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.weight[0, 0] = 3.0  # the first slice's mean
+        model.head.weight[0, 8] = 1.0  # the last slice's spread
+    assert slice_weights(model, None).round(6).tolist() == [0.9, 0, 0, 0.1]
+    model = load(study / "runs" / "cswe-bound-0.9.layer-0.slices-4.seed-0")
     seen = look_at(model, TokenStore(digits))
     assert seen.angles.shape == (4, 4)
     assert np.allclose(np.diag(seen.angles), 0, atol=0.1)

@@ -94,6 +94,14 @@ def test_a_finished_run_resumes_to_nothing(trained, digits, content, capsys, tin
     assert content(trained) == before
 
 
+def test_a_pool_that_cannot_be_made_claims_no_folder(digits, tmp_path, capsys, tiny):
+    words = ["train", str(digits), "--out", str(tmp_path / "run"), *tiny, "--pool", "moments", "--slices", "4"]
+    assert main([*words, "--readout", "moments:2:5"]) == 2
+    assert "means along at most the pool's 4 slices but got 5" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main([*words, "--readout", "moments:2:4"]) == 0
+
+
 def test_another_recipe_seed_or_store_is_refused(trained, digits, make_store, tmp_path, capsys, tiny):
     def train(*arguments, store=digits):
         return main(["train", str(store), "--out", str(trained), *tiny, *arguments])

@@ -37,7 +37,8 @@ class SWEPool(nn.Module):
         :class:`~cswe.SWGGBound`; ``None``: no reference.
     readout
         ``"moments:K"``, ``"statistics"``, ``"flatten"``, ``"map-points"``, or a :class:`~cswe.nn.readouts.Readout`.
-        ``None``: ``"moments:2"``.
+        ``None``: ``"moments:2"``. ``"moments:K:MEANS"``, ``"statistics:MEANS"``: the mean along the first so many
+        slices only: those along d of them say the rest, and leave room for spreads along more slices.
     weightings
         Number H of learned weightings of the tokens (:class:`~cswe.nn.TokenWeights`); the embedding has H parts, one
         for each, on the same slices, which are sorted once for all. 0: the uniform measure (or given weights).

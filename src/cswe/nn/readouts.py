@@ -34,33 +34,50 @@ class Moments(Readout):
     Taken on the set's own N ranks, so it needs no reference. With k = 1 and d orthogonal slices it is mean pooling up
     to a rotation (and with weightings, attention pooling); nothing is sorted then.
 
+    Parameters
+    ----------
+    k
+        Number of L-moments.
+    means
+        Keep the mean along the first so many slices only, and the others along all: ``H·(means + L·(k − 1))`` numbers.
+        Means along more than d slices are sums of each other, where spreads are not. ``None``: along all.
+
     Examples
     --------
     >>> import cswe
     >>> cswe.SWEPool(dim=3, slices=5, readout=Moments(4)).out_dim
     20
+    >>> cswe.SWEPool(dim=3, slices=5, readout=Moments(2, means=3)).out_dim
+    8
     """
 
-    def __init__(self, k: int = 4) -> None:
+    def __init__(self, k: int = 4, means: int | None = None) -> None:
         super().__init__()
         if k < 1:
             raise ValueError(f"expected k ≥ 1 moments but got {k}")
-        self.k = k
+        if means is not None and k == 1:
+            raise ValueError("expected k ≥ 2 moments with means=…: slices without a mean would have nothing to say")
+        self.k, self.means = k, _checked_means(means)
 
     def size(self, slices: int, points: int | None, weightings: int) -> int:
-        """Give H·L·k."""
-        return weightings * slices * self.k
+        """Give H·L·k, or H·(means + L·(k − 1))."""
+        if self.means is None:
+            return weightings * slices * self.k
+        return weightings * (_fitting_means(self.means, slices) + slices * (self.k - 1))
 
     def forward(self, sets: ProjectedSets) -> Tensor:
-        """Read B projected sets, giving ``(B, H·L·k)``, moments of one slice side by side."""
+        """Read B projected sets, giving ``(B, size)``, moments of one slice side by side; some means come first."""
         means = sets.means()
         if self.k == 1:
             return means.flatten(1)
-        return torch.cat([means.unsqueeze(-1), sets.higher_moments(self.k)], dim=-1).flatten(1)
+        higher = sets.higher_moments(self.k)
+        if self.means is None:
+            return torch.cat([means.unsqueeze(-1), higher], dim=-1).flatten(1)
+        return torch.cat([means[..., : self.means].flatten(1), higher.flatten(1)], dim=1)
 
     def extra_repr(self) -> str:
         """Describe the layer."""
-        return f"k={self.k}"
+        return f"k={self.k}" if self.means is None else f"k={self.k}, means={self.means}"
 
 
 class Statistics(Readout):
@@ -68,21 +85,46 @@ class Statistics(Readout):
 
     With weightings this is attentive statistics pooling [1]_ along learned directions.
 
+    Parameters
+    ----------
+    means
+        Keep the mean along the first so many slices only, as in :class:`Moments`: ``H·(means + L)`` numbers.
+
     References
     ----------
     .. [1] Okabe, Koshinaka, Shinoda. Attentive statistics pooling for deep speaker embedding. Interspeech 2018.
     """
 
+    def __init__(self, means: int | None = None) -> None:
+        super().__init__()
+        self.means = _checked_means(means)
+
     def size(self, slices: int, points: int | None, weightings: int) -> int:
-        """Give 2·H·L."""
-        return 2 * weightings * slices
+        """Give H·(means + L); means are L if not said otherwise."""
+        return weightings * (slices + (slices if self.means is None else _fitting_means(self.means, slices)))
 
     def forward(self, sets: ProjectedSets) -> Tensor:
-        """Read B projected sets, giving ``(B, 2·H·L)``: all means, then all deviations."""
+        """Read B projected sets, giving ``(B, size)``: all means, then all deviations."""
         means = sets.means()
         variances = sets.second_moments(about=means)
         scale = means.detach().square() + variances.detach().abs()
-        return torch.cat([means, root(variances, scale)], dim=1).flatten(1)
+        return torch.cat([means[..., : self.means].flatten(1), root(variances, scale).flatten(1)], dim=1)
+
+    def extra_repr(self) -> str:
+        """Describe the layer."""
+        return "" if self.means is None else f"means={self.means}"
+
+
+def _checked_means(means: int | None) -> int | None:
+    if means is not None and means < 1:
+        raise ValueError(f"expected means ≥ 1 slices, or None for all, but got {means}")
+    return means
+
+
+def _fitting_means(means: int, slices: int) -> int:
+    if means > slices:
+        raise ValueError(f"expected means along at most the pool's {slices} slices but got {means}")
+    return means
 
 
 class Flatten(Readout):
@@ -256,12 +298,14 @@ def make_readout(readout: str | Readout, slices: int, points: int | None) -> Rea
         return readout
     if not isinstance(readout, str):
         raise TypeError(f"expected readout to be a name or a Readout but got {type(readout).__name__}")
-    name, _, argument = readout.partition(":")
-    if name == "moments" and (argument == "" or argument.isdigit()):
-        return Moments(int(argument)) if argument else Moments()
-    if not argument:
-        if name == "statistics":
-            return Statistics()
+    name, *arguments = readout.split(":")
+    if all(argument.isdigit() for argument in arguments):
+        numbers = [int(argument) for argument in arguments]
+        if name == "moments" and len(numbers) <= 2:
+            return Moments(*numbers)
+        if name == "statistics" and len(numbers) <= 1:
+            return Statistics(*numbers)
+    if not arguments:
         if name == "flatten":
             return Flatten()
         if name == "map-points":
@@ -275,6 +319,6 @@ def make_readout(readout: str | Readout, slices: int, points: int | None) -> Rea
         if name == "mean-slices":
             return MeanSlices()
     raise ValueError(
-        "expected readout 'moments:K', 'statistics', 'flatten', 'map-points', 'map-slices', 'mean-points' or "
-        f"'mean-slices', or a Readout, but got {readout!r}"
+        "expected readout 'moments:K', 'moments:K:MEANS', 'statistics', 'statistics:MEANS', 'flatten', 'map-points', "
+        f"'map-slices', 'mean-points' or 'mean-slices', or a Readout, but got {readout!r}"
     )

@@ -169,7 +169,7 @@ def make_pool(choice: Pooling, dim: int) -> nn.Module:
     if choice.pool in ("swe", "cswe"):
         points = choice.points
     elif choice.pool == "statistics":
-        readout = "statistics"
+        readout = readout if readout.startswith("statistics") else "statistics"
     elif not readout.startswith("moments"):
         readout = "moments:4"
     return SWEPool(

@@ -29,7 +29,8 @@ class Pooling:
     points: int = 32
     """Number M of reference points (swe, cswe, wasserstein)."""
     readout: str = "moments:4"
-    """What swe and cswe keep of a slice: moments:K, statistics, map-points, or flatten (the paper's)."""
+    """What is kept of a slice: moments:K, statistics (with :MEANS behind, means along the first so many slices only);
+    swe and cswe also map-points, or flatten (the paper's)."""
     weightings: int = 0
     """Learned weightings of the tokens (moments, statistics, swe, cswe)."""
     normalize_keys: bool = False
