@@ -41,3 +41,25 @@ def test_state_from_the_cpu_resumes_on_the_gpu():
     steps("cuda", duals, x, count=1)
     assert duals.record()["level"]["dual"].is_cuda
     assert not duals.to("cpu").record()["level"]["dual"].is_cuda
+
+
+def test_a_step_that_does_not_look_does_not_wait():
+    x = torch.tensor([2.0, 0.3], device="cuda", requires_grad=True)
+    duals = PrimalDual(
+        Constraint(lambda b: (x * b.mean(0)).square(), 0.1, "level"),
+        lr=0.1,
+        slack_weight=1.0,
+        slack_optimizer="adam",
+        look_every=None,
+    )
+    batch = torch.ones(4, 2, device="cuda")
+    duals.lagrangian((x - 3).square().sum(), batch).backward()
+    duals.step()  # the first makes the state
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        duals.lagrangian((x - 3).square().sum(), batch).backward()
+        duals.step()
+        duals.record()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    duals.check()

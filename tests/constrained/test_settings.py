@@ -269,6 +269,54 @@ def test_values_that_change_in_number():
         duals.lagrangian(LOSS, torch.ones(1, 3))
 
 
+def fed(x, duals, *rows):
+    for row in rows:
+        duals.lagrangian(x.sum(), torch.tensor([row])).backward()
+        duals.step()
+
+
+def test_looks_now_and_then():
+    x = torch.ones(2, requires_grad=True)
+    duals = PrimalDual(Constraint(lambda b: x * b.mean(0), 0.5, "fed"), lr=1.0, look_every=3)
+    fed(x, duals, [1.0, 1.0], [1.0, float("nan")])
+    spoilt = "constraint 'fed' but got nan at index 1 .1 of 2 not finite.; slacks and multipliers may be spoilt"
+    with pytest.raises(FloatingPointError, match=spoilt):
+        duals.check()
+    with pytest.raises(FloatingPointError, match=spoilt):  # by the multiplier: the values are finite again
+        fed(x, duals, [1.0, 1.0])
+    assert duals.steps == 2
+
+
+def test_looks_only_when_asked():
+    x = torch.ones(2, requires_grad=True)
+    duals = PrimalDual(Constraint(lambda b: x * b.mean(0), 0.5, "fed"), lr=1.0, look_every=None)
+    duals.check()  # nothing has been seen yet
+    fed(x, duals, [1.0, 1.0])
+    duals.check()
+    fed(x, duals, *[[1.0, float("inf")]] * 5)
+    with pytest.raises(FloatingPointError, match="got inf at index 1"):
+        duals.check()
+
+
+def test_looking_changes_nothing():
+    def end(look_every):
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        duals = PrimalDual(
+            Constraint(lambda b: x * b.mean(0), 0.5, "fed"), 0.1, slack_weight=1.0, look_every=look_every
+        )
+        fed(x, duals, [1.0, 2.0], [0.5, 3.0], [2.0, 0.1])
+        return duals.state_dict()
+
+    first, *others = (end(look_every) for look_every in (1, 2, None))
+    assert all(torch.equal(first[key], other[key]) for other in others for key in first)
+
+
+@pytest.mark.parametrize("wrong", [0, 1.5, True, "often"])
+def test_looks_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match=f"look_every to be an integer of at least 1, or None, but got {wrong!r}"):
+        PrimalDual(Constraint(lambda b: b.mean(0), 0.5, "fed"), lr=1.0, look_every=wrong)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_values_that_are_not_finite(bad):
     x = torch.ones(2, requires_grad=True)

@@ -1,15 +1,19 @@
 """What goes wrong is told in a line that says what to do; the last good checkpoint stays; the exit code is right."""
 
 import json
+import math
+from importlib import import_module
 
 import pytest
 import torch
 
 import cswe
 from cswe.cli import COMMANDS, main
+from cswe.nn import SWGGBound
 from cswe.tokens import Item, TokenStore
 from cswe.training import TrainingError, UserError
 from cswe.training.checkpoint import LAST, load
+from cswe.training.optim import make_duals
 
 OPTIONAL = {
     "numba", "transformers", "PIL", "h5py", "pandas", "pyarrow", "sklearn", "accelerate", "optuna",
@@ -51,6 +55,31 @@ def test_a_multiplier_that_runs_away(digits, tiny, tmp_path, capsys):
     assert "ran away" in said
     assert "raise --bound" in said
     assert "no checkpoint yet" in said or str(run / LAST) in said
+
+
+def test_values_that_are_not_finite_where_steps_do_not_look(digits, tiny, tmp_path, capsys, content, monkeypatch):
+    """As on an accelerator, which is not waited for at every step."""
+    words = ["train", digits, *tiny, "--pool", "cswe"]
+    assert main([*map(str, words), "--out", str(tmp_path / "looking")]) == 0
+    monkeypatch.setattr("cswe.training.state.make_duals", lambda *given: _unlooking(make_duals(*given)))
+    assert main([*map(str, words), "--out", str(tmp_path / "not")]) == 0
+    assert content(tmp_path / "looking") == content(tmp_path / "not")
+    values, calls = SWGGBound.__call__, []
+
+    def broken(self, *inputs):
+        calls.append(1)
+        return values(self, *inputs) * (math.nan if len(calls) == 2 else 1.0)
+
+    monkeypatch.setattr(SWGGBound, "__call__", broken)
+    monkeypatch.setattr(import_module("cswe.training.fit"), "_check_loss", lambda *_: None)
+    said = error_of(capsys, 1, *words, "--out", tmp_path / "broken")
+    assert "expected finite values of constraint 'swgg' but got nan" in said
+    assert "lower --lr or --dual-lr" in said
+
+
+def _unlooking(duals):
+    duals.look_every = None
+    return duals
 
 
 def test_a_bound_that_cannot_be_met(digits, tiny, tmp_path, capsys):

@@ -18,3 +18,10 @@ def number(value: object, argument: str, *, least: float = -math.inf, infinite: 
     if result < least:
         raise ValueError(f"expected {argument} to be at least {least:g} but got {result:g}")
     return result
+
+
+def count_or_none(value: object, argument: str, *, least: int) -> int | None:
+    """Return an argument that is an integer or None, or say what is wrong with it."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise ValueError(f"expected {argument} to be an integer of at least {least}, or None, but got {value!r}")
+    return value

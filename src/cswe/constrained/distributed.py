@@ -30,22 +30,25 @@ class Total:
         self.count += count
 
     def mean(self, name: str) -> Tensor:
-        """Return the mean over all samples, or say what is wrong with the values of this constraint."""
+        """Return the mean over all samples, or say that there are none."""
         if self.weighted is None:
             raise RuntimeError(
                 f"step() has no values of constraint {name!r}: no lagrangian(...) was differentiated since "
                 "the last step. Call lagrangian(loss, ...).backward() before step(), or step(*inputs) to "
                 "evaluate the constraints anew"
             )
-        mean = self.weighted / self.count
-        finite = mean.isfinite()
-        if not bool(finite.all()):
-            bad = (~finite).nonzero().flatten().tolist()
-            raise FloatingPointError(
-                f"expected finite values of constraint {name!r} but got {mean[bad[0]].item()} at index {bad[0]} "
-                f"({len(bad)} of {len(mean)} not finite); slacks and multipliers were left as they were"
-            )
-        return mean
+        return self.weighted / self.count
+
+
+def check_finite(values: Tensor, name: str, left: str) -> None:
+    """Raise an error unless all values of a constraint are finite; `left` says what became of its multiplier."""
+    finite = values.isfinite()
+    if not bool(finite.all()):
+        bad = (~finite).nonzero().flatten().tolist()
+        raise FloatingPointError(
+            f"expected finite values of constraint {name!r} but got {values[bad[0]].item()} at index {bad[0]} "
+            f"({len(bad)} of {len(values)} not finite); {left}"
+        )
 
 
 def is_parallel(group: "ProcessGroup | None" = None) -> bool:

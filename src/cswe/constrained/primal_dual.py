@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from cswe.constrained import saved
-from cswe.constrained._checks import number
+from cswe.constrained._checks import count_or_none, number
 from cswe.constrained.constraint import Constraint, as_constraint
-from cswe.constrained.distributed import Total, is_first, sum_over_ranks
+from cswe.constrained.distributed import Total, check_finite, is_first, sum_over_ranks
 from cswe.constrained.multiplier import Multiplier
 from cswe.constrained.report import summary, warning
 from cswe.constrained.rules import ProjectedGradient, Rule, as_rule
@@ -58,6 +58,10 @@ class PrimalDual:
         factor ({60: 0.1}), or a function of the epoch. They are independent of each other.
     patience
         The number of steps after which a growing multiplier without effect is reported; None for never.
+    look_every
+        Steps between two looks at whether values are finite. A look makes the host wait for an accelerator. Between
+        looks values that are not finite spoil slacks and multipliers, which the next look tells; with 1, the default,
+        nothing is spoilt. None: only :meth:`check` looks.
     process_group
         Under ``torch.distributed``, the processes that share this problem; the default group if None.
 
@@ -131,6 +135,7 @@ class PrimalDual:
         schedule: Schedule | Mapping[int, float] | float | None = None,
         slack_schedule: Schedule | Mapping[int, float] | float | None = None,
         patience: int | None = 1000,
+        look_every: int | None = 1,
         process_group: "ProcessGroup | None" = None,
     ) -> None:
         if isinstance(constraints, Iterable) and not hasattr(constraints, "bound"):
@@ -142,8 +147,7 @@ class PrimalDual:
             raise ValueError("expected constraints to have at least one constraint but got none")
         if len(set(names)) != len(names):
             raise ValueError(f"expected the names of constraints to differ but got {names}")
-        if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 2):
-            raise ValueError(f"expected patience to be an integer of at least 2, or None, but got {patience!r}")
+        patience = count_or_none(patience, "patience", least=2)
         slack_weight = float("inf") if slack_weight is None else slack_weight
         weight = number(slack_weight, "slack_weight", least=0, infinite=True)
         dual_rule = as_rule(dual_optimizer, "dual_optimizer")
@@ -158,6 +162,7 @@ class PrimalDual:
         self.slack_schedule = as_schedule(slack_schedule, "slack_schedule")
         self.lr = lr
         self.slack_lr = lr if slack_lr is None else slack_lr
+        self.look_every = count_or_none(look_every, "look_every", least=1)
         self.process_group = process_group
         self.epoch = 0
         self.steps = 0
@@ -240,8 +245,8 @@ class PrimalDual:
         RuntimeError
             When there are no values: no Lagrangian was differentiated since the last step.
         FloatingPointError
-            When a value is not finite. Slacks and multipliers stay as they are, and the values since the
-            last step are discarded.
+            When this step looks (``look_every``) and a value is not finite. Slacks and multipliers stay as they
+            are, and the values since the last step are discarded.
         """
         if len(inputs) == 1 and isinstance(inputs[0], bool):
             raise TypeError(f"expected skipped as a keyword, step(skipped={inputs[0]}), but got it as an input")
@@ -254,6 +259,11 @@ class PrimalDual:
                 total.add(*constraint.observe(inputs, kwargs))
         totals = sum_over_ranks(totals, [c.name for c in self.constraints], self.process_group)
         means = [total.mean(c.name) for total, c in zip(totals, self.constraints, strict=True)]
+        if self.look_every is not None and (self.steps + 1) % self.look_every == 0:
+            for mean, constraint in zip(means, self.constraints, strict=True):
+                check_finite(mean, constraint.name, self._left())
+            if self.look_every > 1:
+                self.check()  # what was not looked at may be in slacks and multipliers
         # All or nothing: only when every constraint has moved without an error does any of them.
         moved = [
             multiplier.moved(mean, total.count, *self._rates(multiplier.constraint))
@@ -264,6 +274,21 @@ class PrimalDual:
             multiplier.state = state
             if stuck and is_first(self.process_group):
                 warnings.warn(warning(multiplier, stuck), InfeasibleBoundWarning, stacklevel=3)
+
+    def check(self) -> None:
+        """Look at the values of the last step, and at slacks and multipliers.
+
+        For ``look_every=None``: before a checkpoint is written, say, and every hundredth step.
+
+        Raises
+        ------
+        FloatingPointError
+            When any of them is not finite.
+        """
+        for multiplier in self._multipliers:
+            if (state := multiplier.state) is not None:
+                for tensor in (state.values, state.dual, state.slack):
+                    check_finite(tensor, multiplier.constraint.name, self._left())
 
     def next_epoch(self) -> None:
         """Count an epoch, for the schedules."""
@@ -361,6 +386,11 @@ class PrimalDual:
 
     def _no_totals(self) -> list[Total]:
         return [Total() for _ in self._multipliers]
+
+    def _left(self) -> str:
+        if self.look_every == 1:
+            return "slacks and multipliers were left as they were"
+        return "slacks and multipliers may be spoilt since the last look: go back to a checkpoint"
 
     def _rates(self, constraint: Constraint) -> tuple[float, float]:
         # A constraint's own rate replaces the base rate; the schedules apply to both.

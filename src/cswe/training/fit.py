@@ -161,6 +161,7 @@ def _epochs(
             duals.next_epoch()
         record: Record = {"epoch": progress.epoch, "seed": seed, "rate": rate}
         ranks.average([sums["loss"], sums["samples"]])
+        _look_at_duals(state, run)
         record["loss"] = float(sums["loss"] / sums["samples"])
         _check_loss(torch.tensor(record["loss"]), None, run, progress.epoch, 0, rate)
         record["validation"] = scores_of(facts.task, *predict(model, data.validation))
@@ -211,9 +212,11 @@ def _move_duals(state: State, run: Path, *, skipped: bool, look: bool) -> None:
     try:
         duals.step(skipped=skipped)
     except FloatingPointError as error:
-        raise TrainingError(f"{error}. {_kept(run)}; lower --lr or --dual-lr, or set --clip 1") from None
+        raise _ran_away(error, run) from None
     if skipped:
         return
+    if look:
+        _look_at_duals(state, run)
     entry = duals.record()["swgg"]
     state.progress.add("swgg", entry["values"])
     state.progress.add("steps", torch.tensor(1))
@@ -225,6 +228,19 @@ def _move_duals(state: State, run: Path, *, skipped: bool, look: bool) -> None:
             f"{limit:g}, while its SWGG is {float(entry['values'][worst]):.4g}{bound}. {_kept(run)}; raise --bound, "
             "give slack (--slack-weight 1), or lower --dual-lr"
         )
+
+
+def _look_at_duals(state: State, run: Path) -> None:
+    """Stop a run whose constraint has values that are not finite, where steps do not look by themselves."""
+    if state.duals is not None and state.duals.look_every is None:
+        try:
+            state.duals.check()
+        except FloatingPointError as error:
+            raise _ran_away(error, run) from None
+
+
+def _ran_away(error: FloatingPointError, run: Path) -> TrainingError:
+    return TrainingError(f"{error}. {_kept(run)}; lower --lr or --dual-lr, or set --clip 1")
 
 
 def _check_loss(loss: Tensor, total: Tensor | None, run: Path, epoch: int, step: int, rate: float) -> None:
