@@ -9,6 +9,7 @@ import numpy as np
 
 from cswe.report.style import AMBER, BLUE, FAINT, GREEN, GREY, PURPLE, ROSE, TEAL, figure, save
 from cswe.training.cells import Result
+from cswe.training.choices import parse_pool
 from cswe.training.table import Row
 from experiments.lookup import Results
 from experiments.pools import RAW, RAW_POOLS, TOKEN_POOLS, TOKENS, Named, with_choices
@@ -146,7 +147,7 @@ def _evolution(found: list[Result]) -> Any:
         return None
     plot, axes = figure(13, 3.4, 3)
     for result, colour in zip(whole, (AMBER, BLUE, GREEN), strict=False):
-        bound = result.cell.pool.partition("bound=")[2].partition(",")[0]
+        bound = parse_pool(result.cell.pool)[1].get("bound")
         log = result.facts["log"]
         epochs = [record["epoch"] for record in log]
         series = {
@@ -161,9 +162,9 @@ def _evolution(found: list[Result]) -> Any:
             if all(values):
                 table = np.asarray(values, dtype=np.float64)
                 axis.plot(epochs, table, color=colour, lw=0.5, alpha=0.4)
-                axis.plot(epochs, table.mean(1), color=colour, lw=2, label=f"ε = {bound}" if bound else "no bound")
+                axis.plot(epochs, table.mean(1), color=colour, lw=2, label=f"ε = {bound:g}" if bound else "no bound")
         if bound:
-            axes[0].axhline(float(bound), color=colour, lw=1, ls="--")
+            axes[0].axhline(bound, color=colour, lw=1, ls="--")
     axes[0].legend(frameon=False, fontsize=8)
     return plot
 

@@ -224,10 +224,15 @@ EIGHTFOLD = ("batch_size=256", "epochs=20", "lr=8e-4", "slack_lr=0.08", "dual_lr
 LITERAL = "epochs=50"  # the recipe's own, said so that these runs have a name of their own
 
 
+def _to_the_letter(plan: Plan) -> Plan:
+    return replace(plan, pools=tuple(with_choices(pool, LITERAL) for pool in plan.pools), choices=())
+
+
 def _proteins(_: Chosen) -> list[Entry]:
-    pools = ("cls", "mean", "swe", "cswe")
-    short = Plan(pools, (1, 4, 16, 64), layers=(PROTEIN_LAYER,), recipe="proteins", choices=EIGHTFOLD)
-    literal = replace(short, pools=tuple(with_choices(pool, LITERAL) for pool in pools), choices=())
+    short = Plan(
+        ("cls", "mean", "swe", "cswe"), (1, 4, 16, 64), layers=(PROTEIN_LAYER,), recipe="proteins", choices=EIGHTFOLD
+    )
+    literal = _to_the_letter(short)
     return [*_seeds(short, (1, 3, 3, 4, 4), "proteins"), *_seeds(literal, (5, 7, 8, 9, 10), "proteins")]
 
 
@@ -245,8 +250,7 @@ def _proteins_tuned(chosen: Chosen) -> list[Entry]:
 def _evolution(_: Chosen) -> list[Entry]:
     pools = ("swe", "cswe:bound=5", "cswe:bound=10")
     short = Plan(pools, (16,), 1, layers=(PROTEIN_LAYER,), recipe="proteins", choices=EIGHTFOLD)
-    literal = replace(short, pools=tuple(with_choices(pool, LITERAL) for pool in pools), choices=())
-    return [Entry(short, 2, "proteins"), Entry(literal, 6, "proteins")]
+    return [Entry(short, 2, "proteins"), Entry(_to_the_letter(short), 6, "proteins")]
 
 
 # ---------------------------------------------------------------------------------------------------------- points

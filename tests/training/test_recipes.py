@@ -91,7 +91,7 @@ def test_proteins():
 
 
 def rates(chosen, epoch):
-    duals = make_duals(swe_pool(), chosen.bounding, torch.device("cpu"))
+    duals = make_duals(swe_pool(), chosen.bounding)
     for _ in range(epoch):
         duals.next_epoch()
     return duals.rates

@@ -1,4 +1,4 @@
-"""Arguments that are numbers."""
+"""Arguments that are numbers, and values that should be."""
 
 import math
 from numbers import Real
@@ -25,3 +25,14 @@ def count_or_none(value: object, argument: str, *, least: int) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
         raise ValueError(f"expected {argument} to be an integer of at least {least}, or None, but got {value!r}")
     return value
+
+
+def check_finite(values: torch.Tensor, name: str, left: str) -> None:
+    """Raise an error unless all values of a constraint are finite; `left` says what became of its multiplier."""
+    finite = values.isfinite()
+    if not bool(finite.all()):
+        bad = (~finite).nonzero().flatten().tolist()
+        raise FloatingPointError(
+            f"expected finite values of constraint {name!r} but got {values[bad[0]].item()} at index {bad[0]} "
+            f"({len(bad)} of {len(values)} not finite); {left}"
+        )

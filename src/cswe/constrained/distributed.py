@@ -40,17 +40,6 @@ class Total:
         return self.weighted / self.count
 
 
-def check_finite(values: Tensor, name: str, left: str) -> None:
-    """Raise an error unless all values of a constraint are finite; `left` says what became of its multiplier."""
-    finite = values.isfinite()
-    if not bool(finite.all()):
-        bad = (~finite).nonzero().flatten().tolist()
-        raise FloatingPointError(
-            f"expected finite values of constraint {name!r} but got {values[bad[0]].item()} at index {bad[0]} "
-            f"({len(bad)} of {len(values)} not finite); {left}"
-        )
-
-
 def is_parallel(group: "ProcessGroup | None" = None) -> bool:
     """Tell whether there are other processes to agree with."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from cswe.constrained import saved
-from cswe.constrained._checks import count_or_none, number
+from cswe.constrained._checks import check_finite, count_or_none, number
 from cswe.constrained.constraint import Constraint, as_constraint
-from cswe.constrained.distributed import Total, check_finite, is_first, sum_over_ranks
+from cswe.constrained.distributed import Total, is_first, sum_over_ranks
 from cswe.constrained.multiplier import Multiplier
 from cswe.constrained.report import summary, warning
 from cswe.constrained.rules import ProjectedGradient, Rule, as_rule

@@ -61,9 +61,7 @@ class Moments(Readout):
 
     def size(self, slices: int, points: int | None, weightings: int) -> int:
         """Give H·L·k, or H·(means + L·(k − 1))."""
-        if self.means is None:
-            return weightings * slices * self.k
-        return weightings * (_fitting_means(self.means, slices) + slices * (self.k - 1))
+        return weightings * (_means_of(self.means, slices) + slices * (self.k - 1))
 
     def forward(self, sets: ProjectedSets) -> Tensor:
         """Read B projected sets, giving ``(B, size)``, moments of one slice side by side; some means come first."""
@@ -101,7 +99,7 @@ class Statistics(Readout):
 
     def size(self, slices: int, points: int | None, weightings: int) -> int:
         """Give H·(means + L); means are L if not said otherwise."""
-        return weightings * (slices + (slices if self.means is None else _fitting_means(self.means, slices)))
+        return weightings * (_means_of(self.means, slices) + slices)
 
     def forward(self, sets: ProjectedSets) -> Tensor:
         """Read B projected sets, giving ``(B, size)``: all means, then all deviations."""
@@ -121,10 +119,11 @@ def _checked_means(means: int | None) -> int | None:
     return means
 
 
-def _fitting_means(means: int, slices: int) -> int:
-    if means > slices:
+def _means_of(means: int | None, slices: int) -> int:
+    """Return along how many of a pool's slices means are kept."""
+    if means is not None and means > slices:
         raise ValueError(f"expected means along at most the pool's {slices} slices but got {means}")
-    return means
+    return slices if means is None else means
 
 
 class Flatten(Readout):

@@ -71,13 +71,12 @@ def slice_weights(model: Model, features: Tensor | None) -> Matrix | None:
     # What all outputs gain alike changes no answer.
     power = ((weight - weight.mean(0)) * spread).square().sum(0)
     heads = max(1, pool.weightings)
-    if isinstance(pool.readout, Statistics | Moments) and pool.readout.means is not None:
-        means = pool.readout.means
+    if isinstance(pool.readout, Statistics) or (isinstance(pool.readout, Moments) and pool.readout.means is not None):
+        # All means, which some slices may not have, and then the rest.
+        means = pool.readout.means or pool.slices
         located, rest = power.split([heads * means, len(power) - heads * means])
         power = rest.view(heads, pool.slices, -1).sum((0, 2))
         power[:means] += located.view(heads, means).sum(0)
-    elif isinstance(pool.readout, Statistics):
-        power = power.view(2 * heads, pool.slices).sum(0)
     elif isinstance(pool.readout, Moments | Flatten | MapPoints | MeanPoints):
         power = power.view(heads, pool.slices, -1).sum((0, 2))
     else:

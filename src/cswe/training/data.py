@@ -12,7 +12,7 @@ from torch import Tensor
 from cswe.tokens import Batch, Batches, Manifest, TokenStore
 from cswe.tokens.randomness import permutation, stratified_split
 from cswe.training.errors import UserError
-from cswe.training.model import Facts, make_pool
+from cswe.training.model import Facts
 from cswe.training.recipe import Recipe
 from cswe.training.task import task_of
 
@@ -50,8 +50,6 @@ class TrainingData:
         if recipe.pooling.pool == "cls" and not store.spec.cls:
             raise UserError(f"pool cls: expected CLS vectors but {store.path} has none; choose another pool")
         facts = Facts(recipe, store.spec, store.layer, _outputs(store))
-        with torch.device("meta"):
-            make_pool(recipe.pooling, facts.dim)  # what is wrong with it should be told before a folder is claimed
         train, validation = _splits(store, recipe)
         if facts.task == "classification":
             _check_classes(store, train, validation)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cswe.constrained import PrimalDual
 from cswe.constrained.distributed import rank_weight
 from cswe.training.checkpoint import BEST, LAST, replace_folder, save_model, tidy
 from cswe.training.clock import Clock
@@ -18,7 +19,7 @@ from cswe.training.errors import TrainingError
 from cswe.training.evaluate import exact_swgg, predict
 from cswe.training.folder import begin, claimed
 from cswe.training.logging import LOG, JsonLines, Logger, Record
-from cswe.training.model import Facts
+from cswe.training.model import Facts, Model
 from cswe.training.optim import set_rate
 from cswe.training.parallel import Ranks
 from cswe.training.randomness import generator_for
@@ -72,6 +73,8 @@ def fit(
     """
     facts = replace(data.facts, seed=seed)
     data = data.drawn(seed)
+    with torch.device("meta"):
+        Model(facts)  # what is wrong with it should be told before a folder is claimed
     ranks = Ranks.join(data.train.device)
     if ranks.first:
         begin(run, facts, resume=resume)
@@ -161,7 +164,8 @@ def _epochs(
             duals.next_epoch()
         record: Record = {"epoch": progress.epoch, "seed": seed, "rate": rate}
         ranks.average([sums["loss"], sums["samples"]])
-        _look_at_duals(state, run)
+        if duals is not None:
+            _look_at_duals(duals, run)
         record["loss"] = float(sums["loss"] / sums["samples"])
         _check_loss(torch.tensor(record["loss"]), None, run, progress.epoch, 0, rate)
         record["validation"] = scores_of(facts.task, *predict(model, data.validation))
@@ -209,14 +213,11 @@ def _move_duals(state: State, run: Path, *, skipped: bool, look: bool) -> None:
     """Move slacks and multipliers, and stop a run whose multipliers have run away."""
     duals, limit = state.duals, state.model.facts.recipe.bounding.dual_limit
     assert duals is not None
-    try:
-        duals.step(skipped=skipped)
-    except FloatingPointError as error:
-        raise _ran_away(error, run) from None
+    duals.step(skipped=skipped)
     if skipped:
         return
     if look:
-        _look_at_duals(state, run)
+        _look_at_duals(duals, run)
     entry = duals.record()["swgg"]
     state.progress.add("swgg", entry["values"])
     state.progress.add("steps", torch.tensor(1))
@@ -230,17 +231,12 @@ def _move_duals(state: State, run: Path, *, skipped: bool, look: bool) -> None:
         )
 
 
-def _look_at_duals(state: State, run: Path) -> None:
-    """Stop a run whose constraint has values that are not finite, where steps do not look by themselves."""
-    if state.duals is not None and state.duals.look_every is None:
-        try:
-            state.duals.check()
-        except FloatingPointError as error:
-            raise _ran_away(error, run) from None
-
-
-def _ran_away(error: FloatingPointError, run: Path) -> TrainingError:
-    return TrainingError(f"{error}. {_kept(run)}; lower --lr or --dual-lr, or set --clip 1")
+def _look_at_duals(duals: PrimalDual, run: Path) -> None:
+    """Stop a run whose constraint has values that are not finite."""
+    try:
+        duals.check()
+    except FloatingPointError as error:
+        raise TrainingError(f"{error}. {_kept(run)}; lower --lr or --dual-lr, or set --clip 1") from None
 
 
 def _check_loss(loss: Tensor, total: Tensor | None, run: Path, epoch: int, step: int, rate: float) -> None:

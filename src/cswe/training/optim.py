@@ -48,8 +48,8 @@ def set_rate(optimizer: torch.optim.Optimizer, choice: Optimization, epoch: int)
     return rate
 
 
-def make_duals(pool: nn.Module, choice: Bounding, device: torch.device) -> PrimalDual:
-    """Make the primal-dual method that holds a pool's slices to their bound, to be moved on a device."""
+def make_duals(pool: nn.Module, choice: Bounding) -> PrimalDual:
+    """Make the primal-dual method that holds a pool's slices to their bound."""
     assert isinstance(pool, SWEPool)
     fraction = choice.bound_scale == "fraction"
     kind = SoftSort if choice.relaxation == "softsort" else LapSum
@@ -69,5 +69,5 @@ def make_duals(pool: nn.Module, choice: Bounding, device: torch.device) -> Prima
         schedule=lambda epoch: choice.dual_factor ** (epoch // choice.dual_every),
         slack_schedule=lambda epoch: choice.slack_factor ** (epoch // choice.slack_every),
         patience=choice.patience,
-        look_every=1 if device.type == "cpu" else None,  # an accelerator would be waited for at every step
+        look_every=None,  # the training loop knows when a look is cheap
     )

@@ -77,7 +77,7 @@ class State:
         return cls(
             model,
             make_optimizer(model, recipe.optimization),
-            make_duals(model.pool, recipe.bounding, device) if recipe.pooling.pool == "cswe" else None,
+            make_duals(model.pool, recipe.bounding) if recipe.pooling.pool == "cswe" else None,
             torch.amp.GradScaler(device.type, enabled=recipe.optimization.precision == "float16"),
             Progress(),
         )
