@@ -7,6 +7,7 @@ from cswe.tokens import Manifest, TokenStore
 from cswe.training.recipe import Recipe
 
 _STEP = 0.006  # what a step costs at least: the host prepares it
+_BOUND_STEP = 0.006  # and what a bound adds to that
 _BOUND = 0.0027 / 1e9  # a relaxed SWGG, for each of B·N·L·d numbers
 _SORT = 0.2 / 1e9  # sorting and what comes after it, for each of B·N·L numbers and each weighting
 _START = 5.0  # tokens to the device, last scores
@@ -50,7 +51,7 @@ def expected_seconds(recipe: Recipe, layer: int, sizes: Sizes) -> float:
     if pooling.pool in ("swe", "cswe", "moments"):
         step += _SORT * numbers * (1 + pooling.weightings)
     if pooling.pool == "cswe":
-        step += _BOUND * numbers * sizes.dims[layer]
+        step += _BOUND_STEP + _BOUND * numbers * sizes.dims[layer]
     steps = choice.epochs * (1 + items // choice.batch_size)
     scoring = choice.epochs * (0.05 + 10e-6 * sizes.validation)
     return _START + steps * step + scoring

@@ -18,11 +18,14 @@ from cswe.tokens.extract import extract
 from cswe.tokens.manifest import MANIFEST
 from cswe.tokens.sources import Source, open_source
 from cswe.tokens.sources.point_sets import PointSets
+from cswe.training.locking import Lock
 from cswe.training.parallel import default_device
 from cswe.training.provenance import commit, machine, peak_memory, versions
 from experiments.pools import NORMED, TOKENS
 from experiments.records import RESULTS, add_extraction
 from experiments.tuning import LAYERS, SPLITS
+
+_TRIES = 20  # who only looks whether a store is being made holds its lock for a moment
 
 
 @dataclass(frozen=True)
@@ -98,27 +101,67 @@ def main(arguments: list[str] | None = None) -> None:
     if unknown := [name for name in chosen.names if name not in STORES]:
         parser.error(f"expected some of {', '.join(STORES)} but got {unknown[0]}")
     device = default_device(chosen.device)
-    for name in chosen.names or STORES:
-        if _is_there(chosen.stores / name):
-            print(f"{name}: is there already", flush=True)
-            continue
-        started = time.monotonic()
-        store = _make(STORES[name], chosen.assets, chosen.stores / name, device)
-        seconds = time.monotonic() - started
-        entry = {
-            "store": name,
-            "seconds": seconds,
-            "items": len(store),
-            "tokens": int(store.lengths.sum()),
-            "layers": list(store.layers),
-            "key": store.spec.key,
-            "memory": peak_memory(device),
-            "machine": machine(device),
-            "versions": versions(),
-            "commit": commit(),
-        }
-        add_extraction(chosen.out, entry, chosen.stores / "extraction.lock")
-        print(f"{name}: {len(store):,} items in {seconds:.0f} s", flush=True)
+    # All at once: who needs the last store should not give up while the first is being made.
+    claims = {name: _claim(chosen.stores, name) for name in chosen.names or STORES}
+    try:
+        for name, claim in claims.items():
+            if claim is None:
+                print(f"{name}: another process is making it", flush=True)
+            elif _is_there(chosen.stores / name):
+                print(f"{name}: is there already", flush=True)
+            else:
+                _make_and_note(name, chosen.assets, chosen.stores, device, chosen.out)
+            if claim is not None:
+                claim.release(remove=True)
+    finally:
+        for claim in claims.values():
+            if claim is not None:
+                claim.release()
+
+
+def _make_and_note(name: str, assets: Path, stores: Path, device: torch.device, out: Path) -> None:
+    started = time.monotonic()
+    store = _make(STORES[name], assets, stores / name, device)
+    seconds = time.monotonic() - started
+    entry = {
+        "store": name,
+        "seconds": seconds,
+        "items": len(store),
+        "tokens": int(store.lengths.sum()),
+        "layers": list(store.layers),
+        "key": store.spec.key,
+        "memory": peak_memory(device),
+        "machine": machine(device),
+        "versions": versions(),
+        "commit": commit(),
+    }
+    add_extraction(out, entry, stores / "extraction.lock")
+    print(f"{name}: {len(store):,} items in {seconds:.0f} s", flush=True)
+
+
+def is_being_made(stores: Path, name: str) -> bool:
+    """Say whether an extraction is making a store, or will when it is through with others."""
+    lock = _lock(stores, name)
+    if not lock.file.exists():
+        return False
+    if lock.take():
+        lock.release(remove=True)
+        return False
+    return True
+
+
+def _claim(stores: Path, name: str) -> Lock | None:
+    """Take a store to make; None if another process has it."""
+    lock = _lock(stores, name)
+    for _ in range(_TRIES):
+        if lock.take():
+            return lock
+        time.sleep(0.05)
+    return None
+
+
+def _lock(stores: Path, name: str) -> Lock:
+    return Lock(stores / f"{name}.lock")
 
 
 def _is_there(store: Path) -> bool:

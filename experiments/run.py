@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="COMMIT",
         help="cells that are known from this commit are run, too, and replaced; with --again only they are, without",
     )
+    parser.add_argument("--list", action="store_true", help="say what would be run, and run nothing")
     parser.add_argument("--work", type=Path, help="folder for locks and runs; best in memory")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell that would not end by then")
@@ -75,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.pause and (chosen.work is None or chosen.again):
         parser.error("--pause needs --work, a folder to go on from, and is not for --again")
     work = chosen.work or Path(tempfile.mkdtemp(prefix="cswe-experiments-"))
-    if chosen.worker is None and chosen.jobs > 1:
+    if chosen.worker is None and chosen.jobs > 1 and not chosen.list:
         command = [sys.executable, "-m", "experiments.run", *words, "--work", str(work)]
         # One clock for all, also for those that are started later.
         failures = share([*command, "--until", str(time.monotonic() + chosen.seconds)], chosen.jobs)
@@ -108,6 +109,9 @@ def main(arguments: list[str] | None = None) -> int:
         chosen.pause,
         lambda line: print(line, flush=True),
     )
+    if chosen.list:
+        print("\n".join(worker.outlook()))
+        return 0
     worker.run()
     return 1 if worker.failed else 0
 

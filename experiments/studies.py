@@ -92,7 +92,7 @@ def _table1(_: Chosen) -> list[Entry]:
         *_seeds(plain, (2, 5, 5), "images"),
         *_seeds(plan, (2, 5, 5), "images"),
         Entry(bounded, 4, "images"),
-        *_seeds(whole, (4, 4, 8), "images"),
+        *_seeds(whole, (4, 4, 1), "images"),
         *_seeds(long, (4, 11, 11), "images"),
     ]
 

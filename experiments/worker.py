@@ -20,6 +20,7 @@ from cswe.training.errors import PausedError
 from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, Record, read_lines
 from experiments.expect import Sizes, expected_seconds
+from experiments.extract import is_being_made
 from experiments.records import add_result, read_all
 from experiments.studies import SEARCHES, STUDIES, Study, Task
 from experiments.tuning import Chosen, Search, chosen_by, note_choices
@@ -27,6 +28,7 @@ from experiments.tuning import Chosen, Search, chosen_by, note_choices
 # Where workers begin. Cells of images keep the device busy, the others the host: together they use both.
 _HOMES = ("images", "images", "proteins", "images", "points", "images", "proteins", "images")
 _WAIT = 1.0  # seconds between two looks for work
+_GRACE = 60.0  # seconds that an extraction has to begin with a store that is waited for
 _LONG = 20.0  # expected seconds from which a cell is worth going on with where it was broken off
 _WORTH = 30.0  # seconds that must be left to begin one that will be broken off
 BROKEN = 70  # exit status of a worker that another process should take the place of
@@ -42,7 +44,7 @@ class Worker:
     studies
         What to run.
     stores
-        Folder of the token stores; a store that is not finished yet is waited for.
+        Folder of the token stores; one that an extraction is making, or begins with within a minute, is waited for.
     out
         Where results go.
     known
@@ -99,6 +101,8 @@ class Worker:
         self._lock = self.work / "results.lock"
         self._shelf: tuple[str, int, Shelf] | None = None
         self._noted: set[str] = set()
+        self._absent: set[str] = set()
+        self._patient_until = time.monotonic() + _GRACE
         # Cells take longer than they would alone; how much longer is learned.
         self._slowdown = max(1.0, self.jobs / 3)
 
@@ -110,6 +114,7 @@ class Worker:
             if isinstance(held, str):
                 if not held.startswith("waiting") or time.monotonic() > self.until:
                     self.tell(f"worker {self.number}: {held}")
+                    self.failed += sorted(self._absent)
                     return done
                 if held != waiting:
                     self.tell(f"worker {self.number}: {held}")
@@ -122,6 +127,25 @@ class Worker:
                 lock.release(remove=True)
             finally:
                 lock.release()
+
+    def outlook(self) -> list[str]:
+        """List what is not done yet in the order of its waves, and what it should take alone on an H200."""
+        missing, later = self._tasks()
+        lines, total, unknown = [], 0.0, 0
+        for task in sorted(missing, key=lambda task: task.wave):
+            sizes = _sizes(self.stores / task.store)
+            if sizes is None:
+                unknown += 1
+                expected = "?"
+            else:
+                seconds = expected_seconds(task.cell.recipe, task.cell.layer, sizes)
+                total += seconds
+                expected = f"{seconds:.0f} s"
+            lines.append(f"wave {task.wave:2}  {expected:>6}  {task.study.name}: {task.cell.name}")
+        told = f"{len(missing)} cells, {total:.0f} s by one process alone"
+        told += f"; {unknown} of them on stores that are not there" if unknown else ""
+        told += f"; more will be known by {later}" if later else ""
+        return [*lines, told]
 
     def _tasks(self) -> tuple[list[Task], str]:
         """List what is not done yet, and name the search that more will be known by later, if there is one."""
@@ -185,10 +209,14 @@ class Worker:
         missing, later = self._tasks()
         waiting = f"waiting for {later}" if later else ""
         short = False
+        self._absent = set()
         for task in sorted(missing, key=self._priority):
             sizes = _sizes(self.stores / task.store)
             if sizes is None:
-                waiting = f"waiting for {self.stores / task.store}"
+                if time.monotonic() < self._patient_until or is_being_made(self.stores, task.store):
+                    waiting = f"waiting for {self.stores / task.store}"
+                else:
+                    self._absent.add(task.store)
                 continue
             expected = expected_seconds(task.cell.recipe, task.cell.layer, sizes)
             if time.monotonic() + self._needed(task, expected) > self.until:
@@ -203,7 +231,12 @@ class Worker:
             return task, lock, expected
         if waiting:
             return waiting
-        return "no time left for another cell" if short else "nothing left to begin"
+        told = ["no time left for another cell"] if short else []
+        told += [
+            f"there is no store {self.stores / name} and nobody makes it: python -m experiments.extract {name}"
+            for name in sorted(self._absent)
+        ]
+        return "; ".join(told) or "nothing left to begin"
 
     def _needed(self, task: Task, expected: float) -> float:
         """Return the seconds that must be left to begin a cell, or to go on with it."""

@@ -13,6 +13,7 @@ import torch
 from cswe.tokens import Item, TokenStore
 from cswe.tokens.backbones.base import Backbone, Encoded
 from cswe.training.cells import Plan
+from cswe.training.locking import Lock
 from cswe.training.provenance import commit
 from experiments import worker as worker_module
 from experiments.expect import Sizes, expected_seconds
@@ -226,6 +227,46 @@ def test_a_store_that_is_not_there_is_waited_for_until_time_is_up(work):
     assert all("waiting for" in line and "missing" in line for line in told)
 
 
+def test_a_store_that_nobody_makes_is_not_waited_for(work, stores, monkeypatch):
+    monkeypatch.setattr(worker_module, "_GRACE", 0.0)
+    worker, told = work(study("there", pools=("mean",)), study("other", store="missing"))
+    assert worker.run() == 2
+    assert worker.failed == ["missing"]
+    assert told[-1].endswith("and nobody makes it: python -m experiments.extract missing")
+    assert not (stores / "missing.lock").exists()
+
+
+def test_a_store_that_is_being_made_is_waited_for(work, stores, monkeypatch):
+    monkeypatch.setattr(worker_module, "_GRACE", 0.0)
+    lock = Lock(stores / "missing.lock")
+    assert lock.take()
+    looks = iter(range(3))
+
+    def look(_):
+        if next(looks) == 1:
+            lock.release(remove=True)  # that extraction was killed
+
+    monkeypatch.setattr(worker_module.time, "sleep", look)
+    worker, told = work(study(store="missing"))
+    assert worker.run() == 0
+    assert [("waiting for" in line, "nobody makes it" in line) for line in told] == [(True, False), (False, True)]
+    assert next(looks) == 2
+
+
+def test_what_is_still_to_run_is_listed(work, stores, tmp_path, capsys):
+    assert work(study(pools=("mean",)))[0].run() == 2
+    worker, told = work(study(), study("late", wave=3, store="missing"))
+    lines = worker.outlook()
+    assert [line.split()[1] for line in lines[:-1]] == ["0"] * 2 + ["3"] * 4
+    assert "small: swe.layer-6.slices-2.seed-0" in lines[0]
+    assert lines[-1].startswith("6 cells, ")
+    assert lines[-1].endswith("4 of them on stores that are not there")
+    assert told == []
+    words = ["proteins-evolution", "--stores", str(stores), "--out", str(tmp_path), "--known"]
+    assert main([*words, "--list", "--jobs", "4"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("6 cells, ")
+
+
 def test_what_a_search_found_is_noted_if_it_was_not(scored, work, tmp_path, monkeypatch):
     found = {task.cell.name: scored(task.cell, 0.5) for task in STUDIES["images-tuning"].tasks({})}
     known = worker_module.read_all
@@ -352,9 +393,15 @@ def test_an_extraction_is_noted_once(tmp_path, capsys):
     points = rng.normal(size=(40, 8, 3)).astype("float32")
     numpy.savez(tmp_path / "modelnet-part.npz", points=points, labels=numpy.arange(40) % 2)
     words = ["raw-1", "--assets", str(tmp_path), "--stores", str(tmp_path / "stores"), "--out", str(tmp_path / "out")]
+    claimed = Lock(tmp_path / "stores" / "raw-1.lock")
+    assert claimed.take()
+    extract([*words, "--device", "cpu"])
+    assert "another process is making it" in capsys.readouterr().out
+    claimed.release()
     extract([*words, "--device", "cpu"])
     extract([*words, "--device", "cpu"])
     assert "is there already" in capsys.readouterr().out
+    assert not list((tmp_path / "stores").glob("raw*.lock"))
     (entry,) = read_extractions(tmp_path / "out")
     assert (entry["store"], entry["items"], entry["tokens"]) == ("raw-1", 40, 320)
     store = TokenStore(tmp_path / "stores" / "raw-1")
