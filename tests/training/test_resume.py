@@ -10,7 +10,7 @@ import torch
 from cswe.cli import main
 from cswe.tokens import TokenStore
 from cswe.training import TrainingData, UserError, fit, recipe
-from cswe.training.checkpoint import existing, replace_folder
+from cswe.training.checkpoint import existing, remove_folder, replace_folder
 
 
 def test_killed_at_twenty_moments_and_resumed_is_the_run_that_was_not(server, digits, content, tmp_path, full):
@@ -186,3 +186,23 @@ def test_two_processes_train_what_one_does(server, digits, tmp_path, tiny):
     for one, two in zip(*logs, strict=True):
         assert one["loss"] == pytest.approx(two["loss"], rel=1e-3)
         assert one["swgg"]["dual"] == pytest.approx(two["swgg"]["dual"], rel=1e-2, abs=1e-5)
+
+
+def test_a_folder_is_removed_whole_at_every_moment(tmp_path, monkeypatch):
+    target = tmp_path / "last"
+    replace_folder(target, lambda folder: (folder / "file").write_text("one") and None)
+
+    def killed(folder, **options):
+        for file in folder.glob("*"):
+            file.unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove_folder(target)
+    assert existing(target) is None
+    target.mkdir()
+    target.rename(tmp_path / "last.old")  # killed between the two renames of an earlier write
+    remove_folder(target)
+    assert list(tmp_path.iterdir()) == []

@@ -95,8 +95,17 @@ def existing(target: Path) -> Path | None:
     return old if old.is_dir() else None
 
 
+def remove_folder(target: Path) -> None:
+    """Remove a folder so that, killed at any moment, `existing` finds a whole one or none."""
+    tidy(target)
+    for folder in (target, _old(target)):
+        if folder.is_dir():
+            folder.rename(_aside(target))
+            shutil.rmtree(_aside(target), ignore_errors=True)
+
+
 def tidy(target: Path) -> None:
-    """Remove what `replace_folder` leaves beside a whole folder when it is killed."""
+    """Remove what `replace_folder` and `remove_folder` leave beside a folder when they are killed."""
     shutil.rmtree(_aside(target), ignore_errors=True)
     if target.is_dir():
         shutil.rmtree(_old(target), ignore_errors=True)
