@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cswe.training.cells import Cell, Plan
-from cswe.training.choices import has_slices
 from experiments.pools import FEW_RIVALS, NORMED, POOLS, RAW, SHAPES, TOKENS, with_choices
 from experiments.tuning import IMAGES, LAYERS, POINTS, PROTEIN_LAYER, PROTEINS, Chosen, Search
 
@@ -127,17 +126,8 @@ def _temperature(_: Chosen) -> list[Entry]:
     return [Entry(Plan(pools, (32,), 1, layers=(12,), recipe="images", choices=THIRTY), 10, "images")]
 
 
-def _not_looked_at(pool: str) -> tuple[str, ...]:
-    """Return choices that a pooling without slices does not look at.
-
-    Said all the same, since results are known by their whole recipe: these were its own when the first were made.
-    """
-    return () if has_slices(pool) else ("slices=256", "weightings=2")
-
-
 def _rival(key: str, layers: tuple[int, ...], choices: tuple[str, ...], text: str | None = None) -> Plan:
     named = POOLS[key]
-    choices = (*_not_looked_at(named.text), *choices)
     return Plan((text or named.text,), (named.slices or 1,), layers=layers, recipe="tuned", choices=choices)
 
 
@@ -265,7 +255,7 @@ def _point_entry(key: str, layer: int, split: int, wave: int, slices: tuple[int,
     paper = key in ("swe", "cswe")
     # The paper's 200 epochs with a step every 50, in proportion.
     own = ("schedule_every=12", "slack_every=12") if paper else ("weight_decay=0.1", "dropout=0.3")
-    choices = (*_not_looked_at(plan.pools[0]), *_FIFTY, *own, *plan.choices)
+    choices = (*_FIFTY, *own, *plan.choices)
     recipe = "points" if paper else "tuned"
     whole = replace(plan, slices=slices, seeds=1, layers=(layer,), recipe=recipe, choices=choices)
     return Entry(whole, _FIRST[layer] + 2 * split + wave, f"{_STORES[layer]}-{split}")

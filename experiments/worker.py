@@ -14,8 +14,9 @@ import torch
 from cswe.tokens import TokenStoreError
 from cswe.tokens.manifest import MANIFEST
 from cswe.training.cells import Result
-from cswe.training.checkpoint import LAST
+from cswe.training.checkpoint import LAST, remove_folder
 from cswe.training.compare import Shelf, line_of, run_cell
+from cswe.training.decisive import difference
 from cswe.training.errors import PausedError
 from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, Record, read_lines
@@ -181,11 +182,11 @@ class Worker:
         if self.only and not any(text in task.cell.name or text in task.store for text in self.only):
             return False
         found = done.get(task.cell.name)
-        if found is not None and not self.rehearse and found.cell.recipe != task.cell.recipe:
+        if found is not None and not self.rehearse and (other := difference(found.cell.recipe, task.cell.recipe)):
             if task.study.search is None:
                 raise ValueError(
                     f"{task.study.name}, {task.cell.name}: is known with another recipe "
-                    f"({found.cell.recipe.difference(task.cell.recipe)}); remove it from the results first"
+                    f"({other}); remove it from the results first"
                 )
             found = None  # of a choice that was made among fewer points
         if self._mark(task, "failed").exists():
@@ -298,7 +299,7 @@ class Worker:
         if not begun:
             self._slowdown = 0.5 * self._slowdown + 0.5 * max(1.0, wall / expected)
         if self.again:
-            shutil.rmtree(run, ignore_errors=True)
+            remove_folder(run)
             self._hold_against(task, result)
             return 1
         facts: dict[str, Any] = {
@@ -310,9 +311,9 @@ class Worker:
         }
         if study.keep_log:
             facts["log"] = _rounded(read_lines(run / LOG))
-        shutil.rmtree(run, ignore_errors=True)
         kept = read_all(self.known, study.name)
         add_result(self.out, study.name, replace(result, facts=facts), kept, self._lock)
+        remove_folder(run)
         if (search := SEARCHES.get(study.name)) is not None:
             self._note_choices(search)
         note = f"expected {expected:.0f} s, took {wall:.0f} s"

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from cswe.training.decisive import difference
 from experiments.extract import STORES
 from experiments.pools import IMAGE_RIVALS, POOLS
 from experiments.records import RESULTS, read_study, write_lines
@@ -59,7 +60,7 @@ def test_what_is_known_is_what_the_studies_ask_for():
         chosen = {} if study.search is None else chosen_by(study.search, [RESULTS])
         asked = {task.cell.name: task.cell.recipe for task in study.tasks(chosen)}
         for cell, result in known.items():
-            assert result.cell.recipe.difference(asked[cell]) == "", f"{name}, {cell}"
+            assert difference(result.cell.recipe, asked[cell]) == "", f"{name}, {cell}"
 
 
 def everything(study):

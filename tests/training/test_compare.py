@@ -5,6 +5,7 @@ import math
 import os
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -104,6 +105,25 @@ def test_killed_at_any_moment_nothing_is_lost_and_nothing_done_twice(server, who
     assert saved, "some cell should have been finished before a kill"
 
 
+def test_killed_while_a_finished_run_is_tidied(whole, digits, tmp_path, monkeypatch):
+    _, results, _ = whole
+    removed = []
+
+    def killed(folder, **options):
+        if folder.name.startswith("last") and folder.is_dir():
+            next(folder.iterdir()).unlink()
+            removed.append(folder)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            compare(digits, tmp_path, replace(PLAN, pools=("mean",)), device="cpu")
+    assert len(removed) == 1
+    again = compare(digits, tmp_path, replace(PLAN, pools=("mean",)), device="cpu")
+    assert numbers(again) == numbers(results[:2])
+
+
 def test_two_processes_share_a_folder(server, whole, digits, tmp_path):
     _, results, _ = whole
     folder = tmp_path / "shared"
@@ -146,6 +166,16 @@ def test_another_recipe_in_the_same_folder_is_refused(whole, digits, capsys):
     error = capsys.readouterr().err
     assert "epochs: 2 there, 3 now" in error
     assert "Traceback" not in error
+
+
+def test_a_choice_that_a_pool_does_not_look_at_is_no_reason_to_train_it_again(whole, digits):
+    folder, _, _ = whole
+    before = stamps(folder)
+    plan = replace(PLAN, pools=("mean", "swe"), choices=(*TINY, "bound=0.5"))
+    compare(digits, folder, plan, device="cpu")
+    assert stamps(folder) == before
+    with pytest.raises(UserError, match=r"cswe.*another recipe \(bound: 0.95 there, 0.5 now\)"):
+        compare(digits, folder, replace(plan, pools=("cswe",)), device="cpu")
 
 
 def test_a_failed_run_is_said_in_the_table_and_can_be_tried_again(digits, tmp_path):

@@ -15,8 +15,9 @@ import torch
 
 from cswe.tokens import Batches, Manifest, TokenStore
 from cswe.training.cells import CELLS, RUNS, Cell, Plan, Result
-from cswe.training.checkpoint import BEST, LAST, load, read_json, write_json
+from cswe.training.checkpoint import BEST, LAST, load, read_json, remove_folder, write_json
 from cswe.training.data import TrainingData, scoring_size
+from cswe.training.decisive import difference
 from cswe.training.errors import PausedError, TrainingError, UserError
 from cswe.training.evaluate import nearest_accuracy, predict
 from cswe.training.fit import fit
@@ -195,9 +196,8 @@ def _look(folder: Path, cells: list[Cell]) -> dict[str, Result]:
             continue
         if result is None:
             continue
-        if result.cell.recipe != cell.recipe:
-            difference = result.cell.recipe.difference(cell.recipe)
-            raise UserError(f"{file}: was computed with another recipe ({difference}); choose another folder")
+        if other := difference(result.cell.recipe, cell.recipe):
+            raise UserError(f"{file}: was computed with another recipe ({other}); choose another folder")
         found[cell.name] = result
     return found
 
@@ -290,9 +290,9 @@ def run_cell(
         for split, found in nearest_accuracy(model, data.train, held_out).items():
             scores[split]["nearest"] = found
     # What is needed to go on with a run is not needed any more.
-    shutil.rmtree(run / LAST, ignore_errors=True)
+    remove_folder(run / LAST)
     if not keep_models:
-        shutil.rmtree(run / BEST)
+        remove_folder(run / BEST)
     ordered = {split: scores[split] for split in SPLITS if split in scores}
     return Result(cell, model.size, ordered, {**facts, "best_epoch": notes["epoch"]})
 

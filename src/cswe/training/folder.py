@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cswe.training.checkpoint import BEST, LAST, existing, read_json, write_json
+from cswe.training.decisive import difference
 from cswe.training.errors import UserError
 from cswe.training.locking import Lock
 from cswe.training.model import Facts
@@ -50,8 +51,8 @@ def _check_same(run: Path, facts: Facts) -> None:
     saved = read_json(run / RECIPE)
     recipe = Recipe.from_json(saved["recipe"])
     again = "use the same options, or another folder"
-    if recipe != facts.recipe:
-        raise UserError(f"{run}: was begun with another recipe ({recipe.difference(facts.recipe)}); {again}")
+    if other := difference(recipe, facts.recipe):
+        raise UserError(f"{run}: was begun with another recipe ({other}); {again}")
     if saved["seed"] != facts.seed:
         raise UserError(f"{run}: was begun with seed {saved['seed']} but got {facts.seed}; {again}")
     if saved["tokens"] != facts.tokens.key:
