@@ -335,3 +335,27 @@ def test_values_that_are_not_finite(bad):
     duals.lagrangian(x.sum(), torch.ones(3, 2)).backward()
     duals.step()
     assert duals.steps == 2
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_mixed_precision_leaves_the_multipliers_alone(half):
+    w = torch.tensor([1.0, 1.0], requires_grad=True)
+    constraint = Constraint(lambda: w.square(), bound=[0.9, 0.93], name="c")
+    duals = PrimalDual(constraint, lr=15.0, slack_lr=1.0, slack_weight=0.3)
+    duals.lagrangian(w.sum() * 0).backward()
+    duals.step()
+    dual, totals, slopes = duals.record()["c"]["dual"], [], []
+    for enabled in (False, True):
+        w.grad = None
+        with torch.autocast("cpu", dtype=half, enabled=enabled):
+            total = duals.lagrangian(torch.zeros(()))
+        (total * 65536).backward()  # as a GradScaler begins
+        totals.append(total.detach())
+        slopes.append(w.grad / 65536)
+    assert torch.equal(*totals)
+    assert torch.equal(*slopes)
+    torch.testing.assert_close(slopes[1], 2 * dual)
+
+
+def test_a_list_of_bounds_is_not_rounded():
+    assert Constraint(lambda: torch.zeros(2), bound=[0.1, 0.7]).bound.tolist() == [0.1, 0.7]

@@ -208,3 +208,23 @@ def test_moves_with_its_values():
     assert run.duals.to("meta") is run.duals
     for entry in run.duals.record().values():
         assert all(tensor.device.type == "meta" for tensor in entry.values())
+
+
+def test_a_level_that_was_measured_is_not_measured_again():
+    def make(batches):
+        return PrimalDual(Constraint(lambda x: x.mean(0), Fraction(0.5, batches), name="x"), lr=1.0)
+
+    first, more, less = make(2), make(10), make(1)
+    x = torch.ones(3, 1, requires_grad=True)
+    states = []
+    for factor in (1.0, 1.0, 2.0):
+        first.lagrangian(x.sum() * 0, factor * x).backward()
+        first.step()
+        states.append(first.state_dict())
+    more.load_state_dict(states[2])
+    assert more.record()["x"]["bound"].tolist() == [0.5]
+    assert more.record()["x"]["dual"].tolist() == [1.5]
+    more.load_state_dict(states[1])  # nothing has moved yet: eight batches more
+    assert "bound" not in more.record()["x"]
+    less.load_state_dict(states[0])
+    assert less.record()["x"]["bound"].tolist() == [0.5]

@@ -94,6 +94,11 @@ class TestLearnSlices:
             ({"y": [draw(0, 5, 2)] * 2}, ValueError, "as many point sets in x as in y but got 1 and 2"),
             ({"per": "all"}, ValueError, "'mean' or 'pair'"),
             ({"objective": lambda theta: theta}, TypeError, "return a scalar"),
+            ({"objective": None}, TypeError, "a function of the slices but got NoneType"),
+            ({"slices": torch.tensor([1.0, 0.5])}, ValueError, r"slices of shape \(L, 2\) but got \(2,\)"),
+            ({"slices": torch.ones(1, 3)}, ValueError, r"slices of shape \(L, 2\) but got \(1, 3\)"),
+            ({"x": [[0.0, 1.0]]}, TypeError, "expected x to be a torch.Tensor but got list"),
+            ({"steps": 2.0}, TypeError, "steps ≥ 1, a whole number, but got 2.0"),
             ({"bound": cswe.Fraction(0.9, batches=50), "steps": 3}, ValueError, "3 steps were too few"),
         ],
     )
@@ -168,6 +173,70 @@ class TestConstraints:
         with pytest.raises(ValueError, match=r"10 slices in 5 dimensions cannot be closer to orthogonal than 3\.162"):
             cswe.Orthogonality(SWEPool(5, 10), 1.0)
 
+    @pytest.mark.parametrize(
+        ("make", "error", "message"),
+        [
+            (lambda pool: cswe.Orthogonality(pool, cswe.Fraction(0.9)), TypeError, "bound to be a number, δ"),
+            (lambda pool: cswe.Orthogonality(torch.nn.Sequential(pool), 1.0), TypeError, "got Sequential; of a model"),
+            (lambda pool: cswe.SWGGBound(cswe.MeanPool(3), 1.0), TypeError, "SWGGBound of a SWEPool but got MeanPool"),
+            (lambda pool: cswe.SWGGBound(pool, [1.0] * 3), ValueError, "one for each of 2 slices, but got 3 numbers"),
+            (lambda pool: cswe.MinSlicedWasserstein(pool, "a"), TypeError, "bound to be a number, a vector or"),
+            (lambda pool: cswe.MinSlicedWasserstein(SWEPool(3, 2), 1.0), ValueError, "give it points=M"),
+        ],
+    )
+    def test_wrong_arguments(self, make, error, message):
+        with pytest.raises(error, match=message):
+            make(SWEPool(3, 2, 9))
+
+    def bounds(self, pool):
+        """All that a pool's slices can be bound to."""
+        return [
+            cswe.SWGGBound(pool, 1.0, cswe.SoftSort(0.5, relative=True)),
+            cswe.SWGGBound(pool, 1.0, name="every", per_sample=True),
+            cswe.Orthogonality(pool, 0.1),
+            cswe.MinSlicedWasserstein(pool, 0.3),
+        ]
+
+    def test_mixed_precision_changes_nothing(self):
+        torch.manual_seed(0)
+        pool, tokens = SWEPool(8, 4, 5), draw(0, 3, 200, 8, dtype=torch.float32)
+        pool.slicer.weight.data += 0.03 * torch.randn(4, 8)
+        values = (tokens.flatten(0, 1), torch.tensor([0, 150, 350, 600]))
+        for bound in self.bounds(pool):
+            for sets in (tokens, values):
+                exact = bound(sets)
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    mixed = bound(sets)
+                assert torch.equal(mixed, exact)
+                slopes = [torch.autograd.grad(each.sum(), pool.slicer.weight)[0] for each in (exact, mixed)]
+                assert torch.equal(*slopes)
+                assert float(slopes[0].abs().max()) > 0
+
+    def test_sets_of_different_sizes(self):
+        pool = SWEPool(3, 2, 9).double()
+        values, ptr = draw(0, 13, 3), torch.tensor([0, 3, 13])
+        duals = cswe.PrimalDual(self.bounds(pool), lr=0.1)
+        duals.lagrangian(pool((values, ptr)).sum(), (values, ptr)).backward()
+        duals.step()
+        padded = torch.nn.utils.rnn.pad_sequence(list(values.split([3, 10])), batch_first=True)
+        mask = torch.arange(10) < torch.tensor([[3], [10]])
+        for bound in self.bounds(pool):
+            torch.testing.assert_close(duals.record()[bound.name]["values"], bound(padded, mask).detach())
+        assert cswe.MinSlicedWasserstein(pool, 0.3).count((values, ptr)) == 2
+
+    def test_a_batch_of_nobody_counts_for_nothing(self):
+        """A process of many may have no sample at a step; it must go on with the others."""
+        pool, tokens = SWEPool(3, 2, 9), draw(0, 5, 9, 3, dtype=torch.float32)
+        alone, beside = (cswe.PrimalDual(self.bounds(pool), lr=0.1) for _ in range(2))
+        beside.lagrangian(pool(tokens[:0]).sum(), tokens[:0]).backward()
+        assert all(parameter.grad is None or not parameter.grad.any() for parameter in pool.parameters())
+        for duals in (alone, beside):
+            duals.lagrangian(pool(tokens).sum(), tokens).backward()
+            duals.step()
+        for name, state in alone.record().items():
+            assert torch.equal(state["dual"], beside.record()[name]["dual"]), name
+        assert cswe.SWGGBound(pool, 1.0).hard(tokens[:0]).tolist() == [0.0, 0.0]
+
     def test_every_sample(self):
         pool, tokens = SWEPool(3, 2, 9).double(), draw(0, 5, 9, 3)
         distances = swgg(tokens, pool.reference, pool.slicer.weight, cswe.SoftSort(1.0, relative=True))
@@ -232,6 +301,20 @@ class TestReadouts:
         torch.testing.assert_close(pool.eval()(tokens), expected)  # evaluation keeps the weights of training
         for other in (copy.deepcopy(pool), pickle.loads(pickle.dumps(pool))):
             torch.testing.assert_close(other(tokens), expected)
+
+    def test_duals_of_a_training_loop(self):
+        """As its documentation says it, with more than one pass before a step."""
+        tokens = draw(0, 4, 9, 3, dtype=torch.float32)
+        pool = SWEPool(3, 5, 7, DualWeighted(5, lambda: duals.record().get("swgg", {}).get("dual")))
+        duals = cswe.PrimalDual(cswe.SWGGBound(pool, 0.5), lr=1.0)
+        for _ in range(2):
+            loss = pool(tokens).square().mean() + pool(tokens[:2]).square().mean()
+            duals.lagrangian(loss, tokens).backward()
+            duals.step()
+        pool((tokens.flatten(0, 1), torch.tensor([0, 3, 36]))).sum().backward()
+        assert float(pool.readout.weights.std()) > 0
+        pool.reset_parameters()
+        assert float(pool.readout.weights.std()) == 0
 
     def test_side_by_side(self):
         """The authors' current embedding: slices weighted by duals beside a learned map over points, M + L numbers."""

@@ -106,3 +106,19 @@ def test_gradients_are_left_alone_and_a_wrong_target_is_refused():
     assert pool.slicer.weight.grad is None
     with pytest.raises(ValueError, match=r"expected target of shape \(10,\) or \(3, 10\) but got \(7,\)"):
         pool.explain(tokens, target=torch.ones(7))
+
+
+def test_in_mixed_precision_and_in_inference_mode():
+    tokens, mask, _ = (part.float() if part.is_floating_point() else part for part in sets())
+    pool = SWEPool(4, 5, readout="statistics", weightings=2)
+    expected = pool.explain(tokens + 20, mask)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(pool.explain(tokens + 20, mask), expected)
+    with torch.inference_mode():
+        assert torch.equal(pool.explain(tokens + 20, mask), expected)
+        assert explain_tokens(MeanPool(4), tokens + 20, mask).shape == (3, 9)
+
+
+def test_what_is_no_tensor_is_refused():
+    with pytest.raises(TypeError, match=r"expected target to be a torch\.Tensor but got list"):
+        SWEPool(4, 5).explain(sets()[0].float(), target=[1.0] * 10)

@@ -4,12 +4,13 @@ import copy
 import io
 import pickle
 
+import numpy as np
 import ot
 import pytest
 import torch
 
 import cswe
-from cswe.nn import Flatten, MapPoints, Moments, Statistics, SWEPool
+from cswe.nn import Flatten, MapPoints, MeanPool, Moments, PMAPool, Statistics, SWEPool, WassersteinPool
 from cswe.ops import l_moments, swe
 
 DOUBLE = torch.float64
@@ -317,6 +318,28 @@ class TestStartingFromData:
         pool.load_state_dict(fitted.state_dict())
         assert torch.equal(pool(draw(0, 2, 3, 6)), fitted(draw(0, 2, 3, 6)))
 
+    def test_whether_it_was_measured_travels_with_the_pool(self):
+        fresh, tokens = SWEPool(6, 5, standardize=True), draw(0, 2, 3, 6)
+        averaged = torch.optim.swa_utils.AveragedModel(fresh, use_buffers=True)
+        for state in (SWEPool(6, 5, standardize=True).state_dict(), {"slicer.weight": fresh.slicer.weight.detach()}):
+            fresh.load_state_dict(state, strict=False)
+            with pytest.raises(RuntimeError, match="init_from"):
+                fresh(tokens)
+        fresh.init_from(tokens)
+        averaged.update_parameters(fresh)
+        assert torch.equal(averaged(tokens), fresh(tokens))
+
+    def test_slices_that_are_computed_from_others(self):
+        tokens = draw(0, 20, 30, 6)
+        pool, plain = (SWEPool(6, 5, 9, "flatten") for _ in range(2))
+        torch.nn.utils.parametrizations.orthogonal(pool.slicer)
+        pool.init_from(tokens)
+        plain.init_from(tokens)
+        torch.testing.assert_close(pool.slicer.directions().abs(), plain.slicer.directions().abs(), rtol=0, atol=1e-5)
+        before = pool.slicer.directions()
+        pool.reset_parameters()
+        assert not torch.allclose(pool.slicer.directions(), before)
+
 
 class TestParameters:
     def test_names_are_fixed(self):
@@ -373,6 +396,8 @@ class TestParameters:
         (lambda: SWEPool(6, 5, weightings=-1), "weightings ≥ 0 but got -1"),
         (lambda: SWEPool(6, 5, 9, "flatten", 2, interpolation="linear"), "takes no weights"),
         (lambda: cswe.AttentionPool(6, queries=0), "queries ≥ 1 but got 0"),
+        (lambda: cswe.AttentionPool(6, values=0), "values ≥ 1 but got 0"),
+        (lambda: SWEPool(6, 5, readout="moments:²"), "'moments:K', .* but got 'moments:²'"),
         (lambda: cswe.SWGGBound(SWEPool(6, 5), 1.0), "the pool has none: give it points=M"),
         (lambda: cswe.SWGGBound(SWEPool(6, 5, 9), 1.0, wrt="reference"), "'both' or 'slices'"),
     ],
@@ -380,3 +405,53 @@ class TestParameters:
 def test_wrong_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("make", [lambda n: SWEPool(n, 5), lambda n: SWEPool(6, n), lambda n: SWEPool(6, 5, n)])
+def test_numbers_that_are_whole(make):
+    assert make(np.int64(7)).out_dim == make(7).out_dim
+    for wrong in (8.0, "8", True, torch.tensor(8)):
+        with pytest.raises(TypeError, match="a whole number, but got"):
+            make(wrong)
+
+
+@pytest.mark.parametrize("make", [MeanPool, lambda d: SWEPool(d, 5), lambda d: SWEPool(d, 5, 4, "flatten")])
+def test_weights_under_the_mask_are_not_read(make):
+    pool, tokens, mask = make(6), draw(0, 3, 7, 6), torch.arange(7) < torch.tensor([[7], [4], [1]])
+    weights = draw(1, 3, 7).abs()
+    hidden = torch.where(mask, weights, torch.nan)
+    assert torch.equal(pool(tokens, mask, hidden), pool(tokens, mask, weights))
+    with pytest.raises(ValueError, match="weights has 9 NaN or infinite values"):
+        pool(tokens, None, hidden)
+    with pytest.raises(ValueError, match="the mask and the weights together leave no mass in sample 2"):
+        pool(tokens, mask, weights * (torch.arange(7) > 0))
+
+
+@pytest.mark.parametrize("weights", [torch.full((1, 7), 1e38), torch.full((1, 7), 1e-50, dtype=DOUBLE)])
+def test_weights_that_cannot_be_summed_are_refused(weights):
+    with pytest.raises(ValueError, match=r"too small or too large for sums in torch\.float32"):
+        MeanPool(6)(draw(0, 1, 7, 6), None, weights)
+
+
+def test_a_deviation_far_from_the_origin():
+    tokens = 1000 + 0.5 * draw(0, 1, 200, 1)
+    pool = SWEPool(1, 1, readout="statistics")
+    exact = tokens.double().std(unbiased=False)
+    assert float(pool(tokens).detach()[0, 1] / exact) == pytest.approx(1.0, rel=1e-4)
+    (slope,) = torch.autograd.grad(pool(tokens.requires_grad_())[0, 1], tokens)
+    assert slope.any()
+    same = torch.full((1, 200, 1), 1000.1, requires_grad=True)
+    deviation = pool(same)[0, 1]
+    assert deviation.item() == 0
+    assert not torch.autograd.grad(deviation, same)[0].any()
+
+
+@pytest.mark.parametrize("make", [PMAPool, lambda d: WassersteinPool(d, 4), MeanPool, lambda d: SWEPool(d, 5)])
+def test_no_set_at_all(make):
+    assert make(8)(torch.randn(0, 7, 8), torch.ones(0, 7, dtype=torch.bool)).shape[0] == 0
+
+
+def test_shapes_can_be_asked_for_without_numbers():
+    with torch.device("meta"):
+        pool = SWEPool(6, 5)
+        assert pool(torch.randn(3, 7, 6)).shape == (3, 10)

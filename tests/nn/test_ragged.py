@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import cswe
+from cswe.nn import WassersteinPool
 from cswe.nn.ragged import groups
 
 DOUBLE = torch.float64
@@ -30,6 +31,7 @@ POOLS = [
     lambda: cswe.MaxPool(6),
     lambda: cswe.CLSPool(6),
     lambda: cswe.AttentionPool(6, queries=2),
+    lambda: WassersteinPool(6, 4, iterations=5),
 ]
 
 
@@ -109,3 +111,15 @@ def test_a_mask_has_no_place():
         cswe.MeanPool(6)((values, ptr), mask)
     with pytest.raises(ValueError, match=r"weights of ragged tokens of shape \(106,\)"):
         cswe.MeanPool(6)((values, ptr), weights=torch.ones(3))
+
+
+def test_a_start_from_data_and_what_has_to_be_padded():
+    values, ptr, padded, mask = ragged()
+    pools = [cswe.SWEPool(6, 5, 9, standardize=True).double() for _ in range(2)]
+    pools[0].init_from((values, ptr))
+    pools[1].init_from(padded, mask)
+    for one, other in zip(pools[0].state_dict().values(), pools[1].state_dict().values(), strict=True):
+        if one.shape not in ((1, 6), (6, 6)):  # weightings are drawn
+            torch.testing.assert_close(one, other)
+    with pytest.raises(TypeError, match=r"expected tokens to be a torch\.Tensor but got tuple"):
+        pools[0].explain((values, ptr))

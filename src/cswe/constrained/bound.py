@@ -61,7 +61,8 @@ def as_bound(bound: Bound, argument: str) -> float | Tensor | Fraction:
     if isinstance(bound, Real) or (isinstance(bound, Tensor) and bound.ndim == 0):
         return number(bound, argument)
     try:
-        vector = torch.as_tensor(bound).detach().to("cpu", torch.float64, copy=True)
+        given = bound if isinstance(bound, Tensor) else torch.tensor(bound, dtype=torch.float64)
+        vector = given.detach().to("cpu", torch.float64, copy=True)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"expected {argument} to be a number, a vector or a Fraction but got {bound!r}") from error
     if vector.ndim != 1 or len(vector) == 0:

@@ -132,8 +132,9 @@ class Multiplier:
         """Return ``(α/2) ‖s‖² + λᵀ [D - ε - s]``; zero while the bound is being measured."""
         state = self.current(values)
         λ, s, ε, D = state.dual, state.slack, self.bound(state), values  # the paper's letters
-        term = λ @ (D - s if ε is None else D - ε - s)
-        return term + self.slack_weight / 2 * (s @ s) if self.has_slack else term
+        # Products and sums, no matmuls: autocast would compute those, and the slope λ, in half precision.
+        term = (λ * (D - s if ε is None else D - ε - s)).sum()
+        return term + self.slack_weight / 2 * s.square().sum() if self.has_slack else term
 
     def moved(self, values: Tensor, count: float, lr: float, slack_lr: float) -> tuple[State, list[int]]:
         """Return the state after slack and multiplier moved, in this order.

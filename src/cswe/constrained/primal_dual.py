@@ -92,7 +92,10 @@ class PrimalDual:
     same ``skipped``. The Lagrangian of a rank is ``f_r + λᵀ D_r`` with its own means, and
     ``DistributedDataParallel`` averages the gradients of the ranks with equal weights. With equal batches
     that is the gradient of ``f + λᵀ D`` over all samples; with unequal ones multiply the Lagrangian by
-    :func:`rank_weight`.
+    :func:`rank_weight`. A parameter that a constraint alone uses is in use: leave ``find_unused_parameters`` off.
+
+    *Several evaluations a step*, as LBFGS makes them: each one that is differentiated counts, and :meth:`step` uses
+    their mean.
 
     *Not a module.* λ and s belong to the optimization and not to the model: as buffers they would be cast
     by ``model.half()`` and travel in every forward of ``DistributedDataParallel``, and the constraints'
@@ -362,7 +365,7 @@ class PrimalDual:
         states = []
         for multiplier, prefix in zip(self._multipliers, prefixes, strict=True):
             fields = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
-            states.append(saved.load(multiplier, fields))
+            states.append(saved.load(multiplier, fields, int(rates[0])))
         self.slack_lr = rates[3]
         self.lr = rates[2]
         self.steps, self.epoch = int(rates[0]), int(rates[1])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from cswe.constrained.bound import Fraction
 from cswe.constrained.multiplier import Multiplier, State
 from cswe.constrained.watch import Watch
 
@@ -36,8 +37,8 @@ def save(multiplier: Multiplier) -> dict[str, Tensor]:
     return {key: tensor.detach().clone() for key, tensor in fields.items()}
 
 
-def load(multiplier: Multiplier, fields: Mapping[str, object]) -> State | None:
-    """Return the state that the fields describe; the multiplier itself stays as it is."""
+def load(multiplier: Multiplier, fields: Mapping[str, object], steps: int) -> State | None:
+    """Return the state that the fields describe after so many steps; the multiplier itself stays as it is."""
     if not fields:
         return None
     name = multiplier.constraint.name
@@ -81,12 +82,12 @@ def load(multiplier: Multiplier, fields: Mapping[str, object]) -> State | None:
         slack_memory={key: tensors[f"slack.{key}"] for key in fresh.state.slack_memory},
     )
     if state.level is not None:
-        state = replace(
-            state,
-            level=tensors["level"],
-            level_count=float(tensors["level.count"]),
-            level_batches=int(tensors["level.batches"]),
-        )
+        batches, given = int(tensors["level.batches"]), multiplier.constraint.bound
+        if steps > batches and isinstance(given, Fraction):
+            # It was measured on fewer batches than would be today. Values that a multiplier has moved since say
+            # nothing of the unconstrained level.
+            batches = max(batches, given.batches)
+        state = replace(state, level=tensors["level"], level_count=float(tensors["level.count"]), level_batches=batches)
     if state.watch is not None and all(key in tensors for key in WATCH):
         state = replace(state, watch=_watch(state.watch, tensors), warned=bool(tensors["warned"]))
     return state

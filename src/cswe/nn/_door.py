@@ -47,13 +47,15 @@ def check_sets(
     shape = tuple(tokens.shape[:2])
     look = looks_at_values(None, tokens)
     mask = as_mask(mask, shape, "mask", look)
-    check_weights(weights, shape, "weights", look)
+    check_weights(weights, shape, "weights", look, mask)
     if weights is not None:
-        weights = weights.to(dtype)
-        if mask is not None:
-            weights = torch.where(mask, weights, 0.0)
-            if look and bool((weights == 0).all(-1).any()):
-                raise ValueError("the mask and the weights together leave no mass in a sample")
+        weights = (weights if mask is None else torch.where(mask, weights, 0.0)).to(dtype)
+        if look:
+            total = weights.sum(-1)
+            if not bool((torch.isfinite(total) & (total > 0)).all()):
+                raise ValueError(
+                    f"the weights are too small or too large for sums in {dtype}, in which this is computed: scale them"
+                )
     return mask, weights
 
 
@@ -62,6 +64,7 @@ def result_dtype(tokens: Tensor, parameter: Tensor) -> torch.dtype:
 
     Tokens kept in half precision and a float32 layer give float32; a layer in half precision gives half precision.
     """
-    if torch.is_autocast_enabled(tokens.device.type):
+    kind = tokens.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.float32
     return torch.promote_types(tokens.dtype, parameter.dtype)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from cswe.nn._door import enter, result_dtype
 from cswe.nn.ragged import Sets, is_ragged, map_groups, without_mask
 from cswe.nn.token_weights import TokenWeights
-from cswe.ops._inputs import measure_weights, without_autocast, working_dtype
+from cswe.ops._inputs import measure_weights, whole, without_autocast, working_dtype
 
 
 class Pool(nn.Module):
@@ -14,9 +14,7 @@ class Pool(nn.Module):
 
     def __init__(self, dim: int, out_dim: int) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"expected dim ≥ 1 but got {dim}")
-        self.dim, self.out_dim = dim, out_dim
+        self.dim, self.out_dim = whole(dim, "dim"), out_dim
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew; by default there are none."""
@@ -154,9 +152,9 @@ class AttentionPool(Pool):
     """
 
     def __init__(self, dim: int, queries: int = 1, values: int | None = None, normalize_keys: bool = False) -> None:
-        if queries < 1:
-            raise ValueError(f"expected queries ≥ 1 but got {queries}")
-        super().__init__(dim, queries * (values or dim))
+        dim, queries = whole(dim, "dim"), whole(queries, "queries")
+        values = None if values is None else whole(values, "values")
+        super().__init__(dim, queries * (dim if values is None else values))
         self.token_weights = TokenWeights(dim, queries, normalize_keys)
         self.value = None if values is None else nn.Linear(dim, values)
 

@@ -1,17 +1,19 @@
 """What slices can be bound to: constraints for :class:`cswe.PrimalDual`."""
 
 from dataclasses import replace
+from numbers import Real
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from cswe.constrained import Fraction
+from cswe.constrained.bound import as_bound
 from cswe.nn._door import enter
 from cswe.nn.pool import SWEPool
 from cswe.nn.ragged import Sets, all_values, batch_size, is_ragged, map_groups, without_mask
 from cswe.ops import LapSum, SoftSort, swgg, wasserstein_1d
-from cswe.ops._inputs import measure_weights, working_dtype
+from cswe.ops._inputs import measure_weights, without_autocast, working_dtype
 from cswe.ops.measure import root
 from cswe.ops.unit import slice_unit
 
@@ -65,14 +67,16 @@ class SWGGBound:
         *,
         per_sample: bool = False,
     ) -> None:
-        if pool.reference is None:
-            raise ValueError("SWGGBound compares with the pool's reference, but the pool has none: give it points=M")
+        _check_pool(pool, "SWGGBound", reference=True)
         if wrt not in ("both", "slices"):
             raise ValueError(f"expected wrt 'both' or 'slices' but got {wrt!r}")
         if dual_on not in ("soft", "hard"):
             raise ValueError(f"expected dual_on 'soft' or 'hard' but got {dual_on!r}")
         if per_sample and isinstance(bound, Fraction):
             raise ValueError("per_sample needs the bound itself, a number or one per slice, but got a Fraction")
+        given = as_bound(bound, "bound")
+        if isinstance(given, Tensor) and len(given) != pool.slices:
+            raise ValueError(f"expected bound, or one for each of {pool.slices} slices, but got {len(given)} numbers")
         self.pool, self.bound, self.name, self.per_sample = pool, bound, name, per_sample
         self.relaxation = SoftSort(1.0, relative=True) if relaxation is None else relaxation
         self.wrt, self.dual_on = wrt, dual_on
@@ -91,6 +95,8 @@ class SWGGBound:
     def _values(
         self, tokens: Sets, mask: Tensor | None, weights: Tensor | None, relaxation: SoftSort | LapSum | None
     ) -> Tensor:
+        if batch_size(tokens) == 0:
+            return _of_nobody(self.pool)
         distances = self._distances(tokens, mask, weights, relaxation)
         if not self.per_sample:
             return distances.mean(0)
@@ -102,6 +108,7 @@ class SWGGBound:
         """Give the number of samples that the values are a mean of."""
         return batch_size(tokens)
 
+    @without_autocast
     @torch.no_grad()
     def _unit(self, tokens: Sets) -> Tensor:
         """Give the spread of all projections per slice, ``(L, 1)``."""
@@ -150,7 +157,12 @@ class Orthogonality:
     True
     """
 
+    pool: SWEPool
+
     def __init__(self, pool: SWEPool, bound: float, name: str = "orthogonality") -> None:
+        _check_pool(pool, "Orthogonality", reference=False)
+        if isinstance(bound, bool) or not isinstance(bound, Real):
+            raise TypeError(f"expected bound to be a number, δ, but got {bound!r}")
         least = max(0.0, pool.slices * (pool.slices - pool.dim) / pool.dim) ** 0.5
         if bound < least:
             raise ValueError(
@@ -159,6 +171,11 @@ class Orthogonality:
             )
         self.pool, self.bound, self.name = pool, bound, name
 
+    def count(self, *inputs: object, **kwargs: object) -> int:
+        """Give 1: whatever the inputs are, the slices are the same."""
+        return 1
+
+    @without_autocast
     def __call__(self, *inputs: object, **kwargs: object) -> Tensor:
         """Give the distance from orthogonality, ``(1,)``. The inputs have no say."""
         slices = self.pool.slicer.directions()
@@ -196,15 +213,31 @@ class MinSlicedWasserstein:
         wrt: Literal["both", "slices"] = "both",
         name: str = "sliced_wasserstein",
     ) -> None:
-        if pool.reference is None:
-            raise ValueError("the distance is measured to the pool's reference, but it has none: give it points=M")
+        _check_pool(pool, "MinSlicedWasserstein", reference=True)
         if wrt not in ("both", "slices"):
             raise ValueError(f"expected wrt 'both' or 'slices' but got {wrt!r}")
         self.pool, self.name, self.wrt = pool, name, wrt
-        self.bound = bound if isinstance(bound, Fraction) else -torch.as_tensor(bound, dtype=torch.float64)
+        if not isinstance(bound, Fraction):
+            vector = as_bound(bound, "bound")  # says what is wrong with it
+            bound = -torch.as_tensor(vector, dtype=torch.float64)
+        self.bound = bound
 
-    def __call__(self, tokens: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+    def count(self, tokens: Sets, *others: object, **kwargs: object) -> int:
+        """Give the number of samples that the values are a mean of."""
+        return batch_size(tokens)
+
+    @without_autocast
+    def __call__(self, tokens: Sets, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Give minus the distance along every slice, averaged over the batch, ``(L,)``."""
+        if batch_size(tokens) == 0:
+            return _of_nobody(self.pool)
+        if is_ragged(tokens):
+            return -map_groups(self._distances, without_mask(tokens, mask), weights).mean(0)
+        assert isinstance(tokens, Tensor)
+        return -self._distances(tokens, mask, weights).mean(0)
+
+    def _distances(self, tokens: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
+        """Give the distance of every sample along every slice, ``(B, L)``."""
         pool, reference = self.pool, self.pool.reference
         assert reference is not None
         points = reference.detach() if self.wrt == "slices" else reference
@@ -212,5 +245,19 @@ class MinSlicedWasserstein:
         projections = pool.slicer(pool.standardized(values))
         masses = measure_weights(values, valid, given)
         expanded = None if masses is None else masses.unsqueeze(1).expand(projections.shape)
-        distances = wasserstein_1d(projections, pool.slicer(points.to(values.dtype).unsqueeze(0)), expanded)
-        return -distances.mean(0)
+        return wasserstein_1d(projections, pool.slicer(points.to(values.dtype).unsqueeze(0)), expanded)
+
+
+def _check_pool(pool: object, name: str, *, reference: bool) -> None:
+    if not isinstance(pool, SWEPool):
+        raise TypeError(
+            f"expected {name} of a SWEPool but got {type(pool).__name__}; of a model that wraps it "
+            "(DistributedDataParallel, say) give the pool inside"
+        )
+    if reference and pool.reference is None:
+        raise ValueError(f"{name} compares with the pool's reference, but the pool has none: give it points=M")
+
+
+def _of_nobody(pool: SWEPool) -> Tensor:
+    """Give the values of a batch without samples, ``(L,)``: zeros that can be differentiated, and count for nothing."""
+    return pool.slicer.weight.sum(-1) * 0.0

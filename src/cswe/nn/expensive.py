@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from cswe.nn.baselines import Pool
+from cswe.ops._inputs import whole
 
 
 class PMAPool(Pool):
@@ -30,9 +31,8 @@ class PMAPool(Pool):
     """
 
     def __init__(self, dim: int, seeds: int = 1, heads: int = 4) -> None:
-        if seeds < 1:
-            raise ValueError(f"expected seeds ≥ 1 but got {seeds}")
-        if heads < 1 or dim % heads:
+        dim, seeds = whole(dim, "dim"), whole(seeds, "seeds")
+        if dim % whole(heads, "heads"):
             raise ValueError(f"expected a number of heads that divides dim = {dim} but got {heads}")
         super().__init__(dim, seeds * dim)
         self.heads = heads
@@ -75,7 +75,7 @@ class WassersteinPool(Pool):
     points
         Number M of reference points, learned.
     blur
-        Entropic regularisation, relative to the mean squared distance of the batch.
+        Entropic regularisation, relative to the set's mean squared distance from the reference.
     iterations
         Sinkhorn steps, in the log domain.
 
@@ -90,12 +90,10 @@ class WassersteinPool(Pool):
     """
 
     def __init__(self, dim: int, points: int, blur: float = 0.05, iterations: int = 50) -> None:
-        if points < 1:
-            raise ValueError(f"expected points ≥ 1 but got {points}")
+        dim, points = whole(dim, "dim"), whole(points, "points")
         if blur <= 0:
             raise ValueError(f"expected blur > 0 but got {blur}")
-        if iterations < 1:
-            raise ValueError(f"expected iterations ≥ 1 but got {iterations}")
+        iterations = whole(iterations, "iterations")
         super().__init__(dim, points * dim)
         self.points, self.blur, self.iterations = points, blur, iterations
         self.reference = nn.Parameter(torch.randn(points, dim))
@@ -123,9 +121,10 @@ class WassersteinPool(Pool):
             tokens.new_zeros(tokens.shape[:2]) if log_mass is None else log_mass.reshape(tokens.shape[:2])
         ).log_softmax(-1)
         present = log_rows > -torch.inf
-        count = present.sum() * self.points
-        scale = self.blur * torch.where(present.unsqueeze(-1), costs.detach(), 0.0).sum() / count
-        kernel = -costs / scale
+        # Set by set: a vector must not depend on what else is in the batch.
+        total = torch.where(present.unsqueeze(-1), costs.detach(), 0.0).sum((1, 2))
+        scale = self.blur * total / (present.sum(-1) * self.points)
+        kernel = -costs / scale.reshape(-1, 1, 1)
         log_cols = -torch.log(torch.tensor(float(self.points), dtype=tokens.dtype, device=tokens.device))
         f, g = torch.zeros_like(log_rows), torch.zeros_like(costs[:, 0])
         rows = torch.where(present, log_rows, 0.0)
@@ -155,4 +154,4 @@ def _log_masses(mask: Tensor | None, weights: Tensor | None, like: Tensor) -> Te
         logs = torch.where(mask, 0.0, -torch.inf)
     else:
         return None
-    return logs.to(like.dtype).reshape(like.shape[0], 1, 1, -1)
+    return logs.to(like.dtype)[:, None, None, :]

@@ -7,8 +7,11 @@ from torch import Tensor, nn
 
 from cswe.nn.pool import SWEPool
 from cswe.nn.projected import ProjectedSets
+from cswe.ops._inputs import check_floating, check_points, without_autocast
 
 
+@torch.inference_mode(False)
+@without_autocast
 def explain_slices(
     pool: SWEPool,
     tokens: Tensor,
@@ -34,7 +37,7 @@ def explain_slices(
     pool
         The pool.
     tokens, mask, weights
-        As in its ``forward``.
+        As in its ``forward``, padded.
     target
         What is to be split: a direction in the space of pooled vectors, ``(out_dim,)`` or ``(B, out_dim)``; a row of a
         linear head, for the evidence for a class. By default the vector z itself: for the flat readout that gives
@@ -53,6 +56,8 @@ def explain_slices(
     >>> bool(torch.allclose(shares.sum(-1), z.square().sum(-1), atol=1e-4))
     True
     """
+    check_points(tokens, "tokens", (3,), width=pool.dim)
+    tokens = _usable(tokens)
     with torch.no_grad():
         sets = pool.project(tokens, mask, weights)
         centre = ProjectedSets.means(sets).mean(1).unsqueeze(-1)  # (B, L, 1)
@@ -76,6 +81,7 @@ def explain_slices(
     return shares.detach()
 
 
+@torch.inference_mode(False)
 def explain_tokens(
     pool: nn.Module,
     tokens: Tensor,
@@ -97,8 +103,9 @@ def explain_tokens(
     """
     if isinstance(pool, SWEPool):
         return explain_slices(pool, tokens, mask, weights, target).sum(1)
+    check_points(tokens, "tokens", (3,))
     with torch.enable_grad():
-        leaf = tokens.detach().clone().requires_grad_()
+        leaf = _usable(tokens).detach().clone().requires_grad_()
         vector = pool(leaf, mask, weights)
         (slope,) = torch.autograd.grad(vector, [leaf], _checked(target, vector))
     shares = (slope * leaf).sum(-1)
@@ -107,9 +114,15 @@ def explain_tokens(
     return shares.detach()
 
 
+def _usable(tokens: Tensor) -> Tensor:
+    """Give tokens that may take part in a gradient: those made in inference mode may not, but a copy may."""
+    return tokens.clone() if tokens.is_inference() else tokens
+
+
 def _checked(target: Tensor | None, vector: Tensor) -> Tensor:
     if target is None:
         return vector.detach()
+    check_floating(target, "target")
     if target.shape not in (vector.shape, vector.shape[1:]):
         batch, size = vector.shape
         raise ValueError(f"expected target of shape ({size},) or ({batch}, {size}) but got {tuple(target.shape)}")

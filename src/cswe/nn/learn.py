@@ -10,6 +10,7 @@ from torch import Tensor
 from cswe.constrained import Constraint, Fraction, PrimalDual
 from cswe.nn.slicer import Slicer
 from cswe.ops import LapSum, SoftSort, swgg
+from cswe.ops._inputs import check_points, check_slices, whole
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,15 @@ def learn_slices(
     (torch.Size([1, 2]), True)
     """
     pairs = _pairs(x, y)
+    if not callable(objective):
+        raise TypeError(f"expected objective to be a function of the slices but got {type(objective).__name__}")
     if per not in ("mean", "pair"):
         raise ValueError(f"expected per 'mean' or 'pair' but got {per!r}")
-    if steps < 1:
-        raise ValueError(f"expected steps ≥ 1 but got {steps}")
+    steps = whole(steps, "steps")
     width = pairs[0][0].shape[-1]
     dtype = torch.promote_types(pairs[0][0].dtype, torch.float32)
     if isinstance(slices, Tensor):
+        check_slices(slices, width, validate=True)
         slicer = Slicer(width, slices.shape[0])
         start = slices
     else:
@@ -167,4 +170,8 @@ def _pairs(x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor]) -> list[t
     right = [y] if isinstance(y, Tensor) else list(y)
     if len(left) != len(right) or not left:
         raise ValueError(f"expected as many point sets in x as in y but got {len(left)} and {len(right)}")
+    width = left[0].shape[-1] if isinstance(left[0], Tensor) and left[0].ndim else None
+    for name, points in (("x", left), ("y", right)):
+        for one in points:
+            check_points(one, name, (2,), width)
     return list(zip(left, right, strict=True))

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from cswe.nn._door import check_sets, enter, result_dtype
 from cswe.nn.projected import ProjectedSets, uniform_or_given
-from cswe.nn.ragged import Sets, is_ragged, map_groups, without_mask
-from cswe.nn.readouts import Readout, make_readout
+from cswe.nn.ragged import Sets, all_values, is_ragged, map_groups, without_mask
+from cswe.nn.readouts import DualWeighted, Readout, make_readout
 from cswe.nn.slicer import Initialisation, Slicer
 from cswe.nn.statistics import TokenStatistics, principal_start
 from cswe.nn.token_weights import TokenWeights
 from cswe.ops._gpu import gpu_kernels
-from cswe.ops._inputs import without_autocast, working_dtype
+from cswe.ops._inputs import whole, without_autocast, working_dtype
 from cswe.ops.embedding import ORDERS, Interpolation, Order
 
 
@@ -89,12 +89,11 @@ class SWEPool(nn.Module):
         normalize_keys: bool = False,
     ) -> None:
         super().__init__()
-        if points is not None and points < 1:
-            raise ValueError(f"expected points ≥ 1 or None but got {points}")
+        dim, slices = whole(dim, "dim"), whole(slices, "slices")
+        points = None if points is None else whole(points, "points", more=" or None")
         if weightings is None:
             weightings = int(readout is None and interpolation != "linear")
-        if weightings < 0:
-            raise ValueError(f"expected weightings ≥ 0 but got {weightings}")
+        weightings = whole(weightings, "weightings", least=0)
         if order not in ORDERS:
             raise ValueError(f"expected order to be one of {', '.join(ORDERS)} but got {order!r}")
         if interpolation not in ("barycentric", "linear"):
@@ -124,7 +123,7 @@ class SWEPool(nn.Module):
         if self.token_weights is not None:
             self.token_weights.reset_parameters()
         for module in self.readout.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear | DualWeighted):
                 module.reset_parameters()
 
     @torch.no_grad()
@@ -133,7 +132,7 @@ class SWEPool(nn.Module):
             self.reference.normal_()
 
     @torch.no_grad()
-    def init_from(self, tokens: Tensor, mask: Tensor | None = None, *, seed: int = 0) -> "SWEPool":
+    def init_from(self, tokens: Sets, mask: Tensor | None = None, *, seed: int = 0) -> "SWEPool":
         """Start from data: principal directions as slices, quantiles along them as reference.
 
         With ``standardize``, the tokens' mean and spread are measured first and kept as buffers.
@@ -151,12 +150,15 @@ class SWEPool(nn.Module):
         SWEPool
             The pool itself.
         """
+        if is_ragged(tokens):
+            tokens, mask = all_values(without_mask(tokens, mask)).unsqueeze(0), None
+        assert isinstance(tokens, Tensor)
         values, valid, _ = enter(tokens, mask, None, self.dim, torch.float64)
         flat = values.reshape(-1, self.dim) if valid is None else values[valid]
         if self.statistics is not None:
             flat = self.statistics.measure(flat)
         directions, reference = principal_start(flat, self.slices, self.points, seed)
-        self.slicer.weight.copy_(directions)
+        self.slicer.assign(directions)
         if self.reference is not None and reference is not None:
             self.reference.copy_(reference)
         return self

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cswe.nn.projected import ProjectedSets
+from cswe.ops._inputs import whole
 from cswe.ops.measure import root
 
 
@@ -53,8 +54,7 @@ class Moments(Readout):
 
     def __init__(self, k: int = 4, means: int | None = None) -> None:
         super().__init__()
-        if k < 1:
-            raise ValueError(f"expected k ≥ 1 moments but got {k}")
+        k = whole(k, "k", more=" moments")
         if means is not None and k == 1:
             raise ValueError("expected k ≥ 2 moments with means=…: slices without a mean would have nothing to say")
         self.k, self.means = k, _checked_means(means)
@@ -105,7 +105,11 @@ class Statistics(Readout):
         """Read B projected sets, giving ``(B, size)``: all means, then all deviations."""
         means = sets.means()
         variances = sets.second_moments(about=means)
-        scale = means.detach().square() + variances.detach().abs()
+        # A variance is as exact as what it is the difference of, which counts from the weightings' common centre; and a
+        # deviation of less than 16 units in the mean's last place is rounding.
+        centre = means.detach().mean(1, keepdim=True)
+        last_place = 64 * torch.finfo(means.dtype).eps * means.detach().square()
+        scale = variances.detach().abs() + (means.detach() - centre).square() + last_place
         return torch.cat([means[..., : self.means].flatten(1), root(variances, scale).flatten(1)], dim=1)
 
     def extra_repr(self) -> str:
@@ -114,9 +118,7 @@ class Statistics(Readout):
 
 
 def _checked_means(means: int | None) -> int | None:
-    if means is not None and means < 1:
-        raise ValueError(f"expected means ≥ 1 slices, or None for all, but got {means}")
-    return means
+    return None if means is None else whole(means, "means", more=" slices, or None for all,")
 
 
 def _means_of(means: int | None, slices: int) -> int:
@@ -150,9 +152,7 @@ class MapPoints(Readout):
 
     def __init__(self, points: int) -> None:
         super().__init__()
-        if points < 1:
-            raise ValueError(f"expected points ≥ 1 but got {points}")
-        self.map = nn.Linear(points, 1, bias=False)
+        self.map = nn.Linear(whole(points, "points"), 1, bias=False)
 
     def size(self, slices: int, points: int | None, weightings: int) -> int:
         """Give H·L."""
@@ -173,9 +173,7 @@ class MapSlices(Readout):
 
     def __init__(self, slices: int) -> None:
         super().__init__()
-        if slices < 1:
-            raise ValueError(f"expected slices ≥ 1 but got {slices}")
-        self.map = nn.Linear(slices, 1, bias=False)
+        self.map = nn.Linear(whole(slices, "slices"), 1, bias=False)
 
     def size(self, slices: int, points: int | None, weightings: int) -> int:
         """Give H·M."""
@@ -224,7 +222,8 @@ class DualWeighted(Readout):
     ----------
     multipliers
         A function without arguments that gives the L multipliers (or slacks) as they are now:
-        ``lambda: duals.record()["swgg"]["dual"]``. Before the first step, when there is none, slices weigh the same.
+        ``lambda: duals.record().get("swgg", {}).get("dual")``. Before the first step, when there is none, slices
+        weigh the same.
     temperature
         t > 0: small prefers the slices with the smallest multiplier.
 
@@ -244,6 +243,7 @@ class DualWeighted(Readout):
             raise ValueError(f"expected temperature > 0 but got {temperature}")
         self.temperature = temperature
         self.multipliers = multipliers
+        slices = whole(slices, "slices")
         self.register_buffer("weights", torch.full((slices,), 1 / slices))
 
     def size(self, slices: int, points: int | None, weightings: int) -> int:
@@ -255,10 +255,19 @@ class DualWeighted(Readout):
     def forward(self, sets: ProjectedSets) -> Tensor:
         """Read B projected sets, giving ``(B, H·M)``."""
         if self.training and self.multipliers is not None and (now := self.multipliers()) is not None:
+            # A tensor of their own for every pass: the next one must not change what this one's gradient needs.
+            weights = torch.softmax(-now.detach().to(self.weights) / self.temperature, dim=0)
             with torch.no_grad():
-                self.weights.copy_(torch.softmax(-now.to(self.weights.dtype) / self.temperature, dim=0))
+                self.weights.copy_(weights)
+        else:
+            weights = self.weights.clone()
         z = sets.displacements().transpose(-1, -2)
-        return (z @ self.weights.to(z.dtype)).flatten(1)
+        return (z @ weights.to(z.dtype)).flatten(1)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Let all slices weigh the same."""
+        self.weights.fill_(1 / len(self.weights))
 
     def __getstate__(self) -> dict[str, object]:
         """Leave the multipliers behind: a function of the training loop has no place in a saved or copied pool."""
@@ -298,7 +307,7 @@ def make_readout(readout: str | Readout, slices: int, points: int | None) -> Rea
     if not isinstance(readout, str):
         raise TypeError(f"expected readout to be a name or a Readout but got {type(readout).__name__}")
     name, *arguments = readout.split(":")
-    if all(argument.isdigit() for argument in arguments):
+    if all(argument.isdecimal() for argument in arguments):
         numbers = [int(argument) for argument in arguments]
         if name == "moments" and len(numbers) <= 2:
             return Moments(*numbers)

@@ -4,8 +4,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from cswe.ops._inputs import looks_at_values, unit_slices
+from cswe.ops._inputs import looks_at_values, unit_slices, whole
 
 Initialisation = Literal["orthogonal", "normal"]
 
@@ -35,9 +36,7 @@ class Slicer(nn.Module):
 
     def __init__(self, dim: int, slices: int, init: Initialisation = "orthogonal", *, trainable: bool = True) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("slices", slices)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"expected {name} ≥ 1 but got {value!r}")
+        dim, slices = whole(dim, "dim"), whole(slices, "slices")
         if init not in ("orthogonal", "normal"):
             raise ValueError(f"expected init 'orthogonal' or 'normal' but got {init!r}")
         self.dim, self.slices, self.init = dim, slices, init
@@ -47,12 +46,21 @@ class Slicer(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the directions anew."""
+        weight = torch.empty_like(self.weight)
         if self.init == "normal":
-            self.weight.normal_()
+            weight.normal_()
         else:
-            for block in self.weight.split(self.dim):
+            for block in weight.split(self.dim):
                 nn.init.orthogonal_(block)
-        self.weight.copy_(nn.functional.normalize(self.weight, dim=-1))
+        self.assign(nn.functional.normalize(weight, dim=-1))
+
+    @torch.no_grad()
+    def assign(self, directions: Tensor) -> None:
+        """Take these directions ``(L, d)``, also where the weight is computed from others (a parametrisation)."""
+        if parametrize.is_parametrized(self, "weight"):
+            setattr(self, "weight", directions.to(self.weight))  # noqa: B010 - goes through the parametrisation
+        else:
+            self.weight.copy_(directions)
 
     def directions(self) -> Tensor:
         """Give the unit directions, ``(L, d)``, in float32 at least."""

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 class TokenStatistics(nn.Module):
     """Subtract the tokens' mean and divide by their common spread, both kept as buffers.
 
-    One spread for all dimensions: directions keep their relative importance.
+    One spread for all dimensions: directions keep their relative importance. A spread of 0 is one that was not
+    measured: whether it was travels with the buffers, however they are loaded, copied or averaged.
     """
 
     mean: Tensor
@@ -18,8 +19,8 @@ class TokenStatistics(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("spread", torch.ones(()))
-        self._measured = False
+        self.register_buffer("spread", torch.zeros(()))
+        self._measured = False  # so that an accelerator need not be asked at every step
 
     @torch.no_grad()
     def measure(self, tokens: Tensor) -> Tensor:
@@ -45,13 +46,15 @@ class TokenStatistics(nn.Module):
 
     def _check_measured(self) -> None:
         if not self._measured:
+            self._measured = bool(self.spread > 0)
+        if not self._measured:
             raise RuntimeError(
                 "standardize=True needs statistics: call pool.init_from(tokens, mask) on training tokens first"
             )
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._measured = True
+        self._measured = False  # looked up when it is needed
 
 
 def principal_start(tokens: Tensor, slices: int, points: int | None, seed: int) -> tuple[Tensor, Tensor | None]:

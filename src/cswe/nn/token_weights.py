@@ -5,6 +5,8 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
+from cswe.ops._inputs import whole
+
 
 class TokenWeights(nn.Module):
     r"""Give every token H learned masses: :math:`p_h = \mathrm{softmax}_n\big(q_h · W x_n · 4/\sqrt d\big)`.
@@ -31,8 +33,7 @@ class TokenWeights(nn.Module):
 
     def __init__(self, dim: int, weightings: int, normalize_keys: bool = False) -> None:
         super().__init__()
-        if weightings < 1:
-            raise ValueError(f"expected weightings ≥ 1 but got {weightings}")
+        dim, weightings = whole(dim, "dim"), whole(weightings, "weightings")
         self.dim, self.weightings, self.normalize_keys = dim, weightings, normalize_keys
         self.key = nn.Linear(dim, dim, bias=False)
         self.query = nn.Parameter(torch.empty(weightings, dim))

@@ -5,6 +5,7 @@ run when ``validate`` is true; ``None`` means "in eager use on the CPU", where l
 accelerator a look costs a synchronisation, and under ``torch.compile`` or ``torch.export`` it has no place.
 """
 
+import operator
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -31,6 +32,22 @@ def without_autocast(function: Callable[_Args, _Result]) -> Callable[_Args, _Res
         return function(*args, **kwargs)
 
     return exact
+
+
+def whole(value: object, name: str, least: int = 1, more: str = "") -> int:
+    """Return an argument that counts something as an int, or say what is wrong, and ``more`` of what is expected.
+
+    Examples
+    --------
+    >>> whole(3, "slices")
+    3
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, Tensor):
+        raise TypeError(f"expected {name} ≥ {least}{more}, a whole number, but got {value!r}")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"expected {name} ≥ {least}{more} but got {number}")
+    return number
 
 
 def working_dtype(*tensors: Tensor | None) -> torch.dtype:
@@ -103,19 +120,25 @@ def as_mask(mask: Tensor | None, shape: tuple[int, ...], name: str, validate: bo
     return mask if mask.dtype == torch.bool else mask != 0
 
 
-def check_weights(weights: Tensor | None, shape: tuple[int, ...], name: str, validate: bool) -> None:
-    """Raise unless weights have this shape and, per set, are finite, non-negative and not all zero."""
+def check_weights(
+    weights: Tensor | None, shape: tuple[int, ...], name: str, validate: bool, mask: Tensor | None = None
+) -> None:
+    """Raise unless weights have this shape and, per set, are finite, non-negative and not all zero under the mask."""
     if weights is None:
         return
     check_floating(weights, name)
     if tuple(weights.shape) != tuple(shape):
         raise ValueError(f"expected {name} of shape {tuple(shape)} but got {tuple(weights.shape)}")
     if validate:
+        if mask is not None:
+            weights = torch.where(mask, weights, 0.0)
         check_finite(weights, name)
         if bool((weights < 0).any()):
             raise ValueError(f"{name} has negative values; weights are masses and must be ≥ 0")
         empty = (weights == 0).all(-1)
         if bool(empty.any()):
+            if mask is not None:
+                raise ValueError(f"the mask and the {name} together leave no mass in {_places(empty)}")
             raise ValueError(f"{name} are all zero for {_places(empty)}; a set needs some mass")
 
 
@@ -152,13 +175,6 @@ def measure_weights(
         if mask is not None:
             masses = masses.masked_fill(~mask, 0)
     return masses / masses.sum(-1, keepdim=True)
-
-
-def check_mass(masses: Tensor | None, name: str, validate: bool) -> None:
-    """Raise if mask and weights together leave a set without mass (its masses became 0/0)."""
-    if masses is not None and validate and bool(torch.isnan(masses).any()):
-        empty = torch.isnan(masses).any(-1)
-        raise ValueError(f"the mask and the weights of {name} leave no mass in {_places(empty)}")
 
 
 def _places(flags: Tensor) -> str:

@@ -11,11 +11,9 @@ from cswe.ops._inputs import (
     as_mask,
     check_finite,
     check_floating,
-    check_mass,
     check_points,
     check_weights,
     looks_at_values,
-    measure_weights,
     unit_slices,
     without_autocast,
     working_dtype,
@@ -94,7 +92,7 @@ def swe(
         raise ValueError("linear interpolation between order statistics takes no weights; use 'barycentric'")
     look = looks_at_values(validate, tokens)
     mask = as_mask(mask, (batch, count), "mask", look)
-    check_weights(weights, (batch, count), "weights", look)
+    check_weights(weights, (batch, count), "weights", look, mask)
     dtype = working_dtype(tokens, reference, slices)
     directions = unit_slices(slices, width, dtype, look)
     tokens = tokens.to(dtype)
@@ -103,7 +101,6 @@ def swe(
     if look:
         check_finite(tokens, "tokens", " among the valid ones")
         check_finite(reference, "reference")
-        check_mass(measure_weights(tokens, mask, weights), "the tokens", look)
     projections = (tokens @ directions.T).transpose(-1, -2)
     quantiles = quantile_function(projections, reference.shape[0], mask, weights, interpolation)
     return displacement(quantiles, directions @ reference.to(dtype).T, order)
@@ -247,13 +244,12 @@ def l_moments(
     mask = _broadcast(mask, values, "mask")
     weights = _broadcast(weights, values, "weights")
     mask = as_mask(mask, tuple(values.shape), "mask", look)
-    check_weights(weights, tuple(values.shape), "weights", look)
+    check_weights(weights, tuple(values.shape), "weights", look, mask)
     values = values.to(working_dtype(values, weights))
     if mask is not None:
         values = torch.where(mask, values, 0.0)
     if look:
         check_finite(values, "values", " among the valid ones")
-        check_mass(measure_weights(values, mask, weights), "values", look)
     filled = None if mask is None else filled_ranks(mask)
     if weights is None:
         ranked = sorted_with_padding_last(values, mask)

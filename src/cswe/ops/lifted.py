@@ -18,7 +18,6 @@ from cswe.ops._gpu import gpu_kernels
 from cswe.ops._inputs import (
     as_mask,
     check_finite,
-    check_mass,
     check_points,
     check_slices,
     check_weights,
@@ -160,8 +159,8 @@ def swgg(
     look = looks_at_values(validate, x)
     x_mask = as_mask(x_mask, (batch, count), "x_mask", look)
     y_mask = as_mask(y_mask, tuple(y.shape[:-1]), "y_mask", look)
-    check_weights(x_weights, (batch, count), "x_weights", look)
-    check_weights(y_weights, tuple(y.shape[:-1]), "y_weights", look)
+    check_weights(x_weights, (batch, count), "x_weights", look, x_mask)
+    check_weights(y_weights, tuple(y.shape[:-1]), "y_weights", look, y_mask)
     dtype = working_dtype(x, y, slices)
     check_slices(slices, width, look)
     if isinstance(relaxation, SoftSort) and not look and all(each is None for each in (x_weights, y_mask, y_weights)):
@@ -178,8 +177,6 @@ def swgg(
         check_finite(y, "y", " among its valid points")
     source = Measure(x, x_mask, x_weights is not None, measure_weights(x, x_mask, x_weights))
     target = Measure(y.to(dtype), y_mask, y_weights is not None, measure_weights(y, y_mask, y_weights))
-    check_mass(source.mass, "x", look)
-    check_mass(target.mass, "y", look)
 
     if relaxation is None:
         squared, size = exact_squared_cost(source._replace(points=x.to(dtype)), target, directions)

@@ -7,7 +7,6 @@ from cswe.ops._inputs import (
     as_mask,
     check_finite,
     check_floating,
-    check_mass,
     check_points,
     check_weights,
     looks_at_values,
@@ -135,14 +134,13 @@ def sliced_wasserstein(
     projected, masses = [], []
     for name, points, given_mask, weights in (("x", x, x_mask, x_weights), ("y", y, y_mask, y_weights)):
         mask = as_mask(given_mask, tuple(points.shape[:-1]), f"{name}_mask", look)
-        check_weights(weights, tuple(points.shape[:-1]), f"{name}_weights", look)
+        check_weights(weights, tuple(points.shape[:-1]), f"{name}_weights", look, mask)
         points = points.to(dtype)
         if mask is not None:
             points = torch.where(mask.unsqueeze(-1), points, 0.0)
         if look:
             check_finite(points, name, " among its valid points")
         mass = measure_weights(points, mask, weights)
-        check_mass(mass, name, look)
         projected.append((points @ directions.T).transpose(-1, -2))
         masses.append(None if mass is None else mass.unsqueeze(-2).expand(projected[-1].shape))
     powered = _powered_distance(projected[0], projected[1], masses[0], masses[1], p)
