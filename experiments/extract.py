@@ -21,7 +21,7 @@ from cswe.tokens.sources.point_sets import PointSets
 from cswe.training.locking import Lock
 from cswe.training.parallel import default_device
 from cswe.training.provenance import commit, machine, peak_memory, versions
-from experiments.pools import NORMED, TOKENS
+from experiments.pools import NORMED, RAW, TOKENS
 from experiments.records import RESULTS, add_extraction
 from experiments.tuning import LAYERS, SPLITS
 
@@ -83,9 +83,9 @@ STORES = {
     "images": Recorded(_images, "deit-tiny-patch16-224", LAYERS),
     **{
         f"points-{seed}": Recorded(_shapes(seed), "pct_modelnet40_backbone.safetensors", normed=True)
-        for seed in range(SPLITS)
+        for seed in range(SPLITS[TOKENS])
     },
-    **{f"raw-{seed}": Recorded(_shapes(seed), "identity") for seed in range(SPLITS)},
+    **{f"raw-{seed}": Recorded(_shapes(seed), "identity") for seed in range(SPLITS[RAW])},
 }
 
 

@@ -54,7 +54,7 @@ def gain(row: Row | None, rival: Row | None, split: str = "test", metric: str = 
 
 
 def gain_text(row: Row | None, rival: Row | None, split: str = "test", metric: str = "top1") -> str:
-    """Print a difference with its standard error, bold if it is more than twice that."""
+    """Print a difference with its standard error, bold if it is clear."""
     difference = gain(row, rival, split, metric)
     if not difference.count:
         return NOTHING
@@ -62,7 +62,7 @@ def gain_text(row: Row | None, rival: Row | None, split: str = "test", metric: s
     if math.isnan(difference.error):
         return f"{text} (one seed)"
     text += f" ± {100 * difference.error:.2f}"
-    return f"**{text}**" if abs(difference.mean) > 2 * difference.error else text
+    return f"**{text}**" if difference.clear else text
 
 
 def count_text(row: Row | None) -> str:

@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from cswe.training.cells import Result
-from experiments.pools import IMAGE_RIVALS, NORMED, POINT_LAYERS, POOLS, PROTEIN_RIVALS, with_choices
+from experiments.pools import (
+    IMAGE_RIVALS,
+    NORMED,
+    POINT_LAYERS,
+    POOLS,
+    PROTEIN_RIVALS,
+    RAW,
+    TOKENS,
+    with_choices,
+)
 from experiments.records import read_lines, write_lines
 
 Point = tuple[str, ...]
@@ -99,15 +108,18 @@ PROTEINS = Search(
 )
 
 
-SPLITS = 3  # every seed has a split of its own: with so few shapes the split decides more than the weights
+# Every seed has a split of its own: with so few shapes the split decides more than the weights. Runs on raw points take
+# seconds, so that there can be many.
+SPLITS = {RAW: 10, TOKENS: 3, NORMED: 3}
 POINTS = Search(
     "points-tuning",
     (("lr=0.0003",), ("lr=0.003",), ("lr=0.03",)),
     tuple(
         # By the validation set of its own split: that of another one has shapes of this one's test set.
         Sought(layer, key, named.text, 16, 10 + split, split)
-        for split in range(SPLITS)
+        for split in range(max(SPLITS.values()))
         for layer, pools in POINT_LAYERS.items()
+        if split < SPLITS[layer]
         for key, named in reversed(pools.items())
         if layer != NORMED or key not in ("swe", "cswe")
     ),

@@ -243,6 +243,17 @@ def test_means_and_paired_differences_are_right():
     assert "+20.00 (0.00)" in table.markdown()
 
 
+def test_what_is_clear_is_what_student_says():
+    stats = pytest.importorskip("scipy.stats")
+    for count in (2, 3, 5, 31, 50):
+        values = [(-1.0) ** number for number in range(count)]
+        spread = Mean.of(values)
+        limit = float(stats.t.ppf(0.975, min(count - 1, 30))) * spread.error
+        for factor, clear in ((0.999, False), (1.001, True)):
+            assert replace(spread, mean=-factor * limit).clear is clear
+    assert not Mean.of([0.5]).clear
+
+
 def test_what_is_missing_or_no_number_is_shown_as_such():
     results = made({("swe", 4): [math.nan, 0.5]}) + made({("mean", None): [0.5]}, error="the loss became nan")
     text = Table.of(results).markdown()

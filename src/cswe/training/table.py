@@ -13,6 +13,12 @@ from cswe.training.errors import UserError
 from cswe.training.task import CHOSEN_BY
 
 SPLITS = ("train", "validation", "test")
+# Student's t: how many standard errors a mean is away from zero once in twenty times by chance, from two values on.
+_STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+CLEAR = "more than chance would give once in twenty times, by Student's t for so few seeds"
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,20 @@ class Mean:
     def error(self) -> float:
         """The standard error of the mean."""
         return self.std / math.sqrt(self.count) if self.count else math.nan
+
+    @property
+    def clear(self) -> bool:
+        """Whether the mean differs from zero by more than chance would give once in twenty times.
+
+        With few seeds that takes more than two standard errors, since the error itself is known badly: 12.7 of them with
+        two seeds, 4.3 with three, 2.8 with five.
+
+        Examples
+        --------
+        >>> Mean.of([0.01, 0.02, 0.03]).clear, Mean.of([0.01, 0.02, 0.03, 0.02, 0.02]).clear
+        (False, True)
+        """
+        return self.count > 1 and abs(self.mean) > _STUDENT[min(self.count - 1, len(_STUDENT)) - 1] * self.error
 
     def text(self, *, signed: bool = False, error: bool = False) -> str:
         """Print in percent, the deviation (or the standard error) in brackets.
@@ -109,8 +129,8 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the difference is more than twice its standard error."""
-        return self.mean.count > 1 and abs(self.mean.mean) > 2 * self.mean.error
+        """Whether the difference is more than chance."""
+        return self.mean.clear
 
 
 @dataclass(frozen=True)
@@ -222,7 +242,7 @@ class Table:
         ]
         against = label_of(self.baseline)
         title = f"{split.capitalize()} {self.metric} against {against}, points of difference at the same seed"
-        return f"{title} (standard error); clear: more than twice that\n\n{grid(head, lines)}"
+        return f"{title} (standard error); clear: {CLEAR}\n\n{grid(head, lines)}"
 
     def csv(self) -> str:
         """Return every score of every row: one line each, with mean, deviation and number of seeds."""

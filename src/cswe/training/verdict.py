@@ -30,8 +30,8 @@ def metric_name(metric: str) -> str:
 def verdict(table: Table) -> str:
     """Say in a sentence which kind of pool is best, by how much, and what the bound on SWE changes.
 
-    Of each kind the setting is chosen by validation; what is told of it is the test score. A difference counts as clear
-    if it is more than twice its standard error over seeds.
+    Of each kind the setting is chosen by validation; what is told of it is the test score. What is not clear
+    (:attr:`~cswe.training.table.Mean.clear`) is not told as if it were.
     """
     layer, split = max(table.layers, default=0), _told_split(table)
     best = [row for family in dict.fromkeys(map(_family, table.rows)) if (row := _best(table, family, layer))]
@@ -85,7 +85,7 @@ def _lead(difference: Mean, name: str) -> str:
         return f"level with {name}" + (", on one seed" if difference.count < 2 else "")
     if difference.count < 2:
         return f"{_points(difference)} ahead of {name}, on one seed, which proves nothing"
-    if abs(difference.mean) > 2 * difference.error:
+    if difference.clear:
         return f"{_points(difference)} ahead of {name}"
     return f"not clearly ahead of {name} ({_points(difference)})"
 
@@ -101,8 +101,7 @@ def _bound_effect(best: list[Row], split: str, metric: str) -> str:
     if _is_nothing(difference):
         return "while the bound on SWE changes nothing"
     told = f"while the bound changes SWE by {_points(difference, signed=True)}"
-    clear = difference.count < 2 or abs(difference.mean) > 2 * difference.error
-    return told if clear else f"{told}, no more than chance would"
+    return told if difference.count < 2 or difference.clear else f"{told}, no more than chance would"
 
 
 def _is_nothing(difference: Mean) -> bool:
