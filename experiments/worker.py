@@ -192,6 +192,8 @@ class Worker:
         if self._mark(task, "failed").exists():
             return False
         stale = found is not None and str(found.facts.get("commit")).startswith(self.remake)
+        if self._mark(task, "remade").exists():
+            stale = False  # also where what makes it now is that commit itself
         if not self.again:
             return found is None or stale
         return (stale if self.remake else found is not None) and not self._mark(task, "again").exists()
@@ -313,6 +315,8 @@ class Worker:
             facts["log"] = _rounded(read_lines(run / LOG))
         kept = read_all(self.known, study.name)
         add_result(self.out, study.name, replace(result, facts=facts), kept, self._lock)
+        if self.remake:
+            _touch(self._mark(task, "remade"))
         remove_folder(run)
         if (search := SEARCHES.get(study.name)) is not None:
             self._note_choices(search)

@@ -200,6 +200,8 @@ def test_cells_of_an_old_commit_are_made_again_and_replaced(work, tmp_path, made
     assert {result.facts["commit"] for result in found.values()} == {"new0new0ne"}
     assert {name: found[name].scores for name in old} == {name: result.scores for name, result in old.items()}
     assert work(study(), remake=("0ld0ld0",))[0].run() == 0
+    elsewhere = {"remake": ("new0new0",), "work": tmp_path / "elsewhere"}
+    assert [work(study(), **elsewhere)[0].run() for _ in range(2)] == [4, 0]  # made by that very commit, and once
 
 
 def test_what_is_known_elsewhere_is_remade_here(work, tmp_path, made_at):
