@@ -66,7 +66,10 @@ class NormedToo(Backbone):
 
 
 def _images(assets: Path) -> Source:
-    return open_source(sorted(assets.glob("tiny-imagenet-200*.zip")), "tiny-imagenet")
+    zips = sorted(assets.glob("tiny-imagenet-200*.zip"))
+    if not zips:
+        raise ValueError(f"{assets}: expected tiny-imagenet-200*.zip but there is none; see experiments/README.md")
+    return open_source(zips, "tiny-imagenet")
 
 
 def _proteins(assets: Path) -> Source:
@@ -74,7 +77,13 @@ def _proteins(assets: Path) -> Source:
 
 
 def _shapes(seed: int) -> Callable[[Path], Source]:
-    return lambda assets: PointSets(assets / "modelnet-part.npz", fractions=(0.2, 0.3), seed=seed)
+    def shapes(assets: Path) -> Source:
+        file = assets / "modelnet-part.npz"
+        if not file.exists():
+            raise ValueError(f"{file}: there is none; make it with python -m experiments.prepare")
+        return PointSets(file, fractions=(0.2, 0.3), seed=seed)
+
+    return shapes
 
 
 _PCT = "pct_modelnet40_backbone.safetensors"
@@ -110,7 +119,10 @@ def main(arguments: list[str] | None = None) -> None:
             elif _is_there(chosen.stores / name):
                 print(f"{name}: is there already", flush=True)
             else:
-                _make_and_note(name, chosen.assets, chosen.stores, device, chosen.out)
+                try:
+                    _make_and_note(name, chosen.assets, chosen.stores, device, chosen.out)
+                except (ValueError, OSError) as error:
+                    raise SystemExit(f"{name}: {error}") from None
             if claim is not None:
                 claim.release(remove=True)
     finally:

@@ -21,7 +21,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--modelnet", type=Path, required=True, help="folder of the HDF5 files")
     parser.add_argument("--out", type=Path, required=True, help="the NPZ file to write")
     chosen = parser.parse_args(arguments)
-    source = ModelNet(chosen.modelnet, points=POINTS)
+    if chosen.out.suffix != ".npz":  # NumPy would add it, and what reads the file goes by its name
+        parser.error(f"--out: expected a name that ends in .npz but got {chosen.out}")
+    try:
+        source = ModelNet(chosen.modelnet, points=POINTS)
+    except ValueError as error:
+        parser.error(str(error))
     assert source.labels.values is not None
     classes = source.labels.values.numpy()
     kept: list[int] = []

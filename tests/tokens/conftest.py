@@ -65,6 +65,18 @@ def content() -> Callable[[Path], dict[str, bytes]]:
     return read
 
 
+@pytest.fixture(scope="session")
+def damage() -> Callable[[TokenStore, int], None]:
+    def flip_a_bit(store: TokenStore, number: int) -> None:
+        """In the last byte of a shard: it opens as before, and only its checksum tells."""
+        file = store.path / store.manifest.shards[number].file
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+
+    return flip_a_bit
+
+
 class SomePoints(Source):
     """Sets that are made when they are asked for; those in `bad` cannot be."""
 

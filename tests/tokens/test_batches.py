@@ -128,6 +128,13 @@ def test_splits_and_indices(store):
     assert [i for batch in store.batches(4, indices=[7, 2], shuffle=False) for i in batch.index.tolist()] == [7, 2]
     with pytest.raises(ValueError, match="below 50 but got 50"):
         store.batches(4, indices=[50])
+    with pytest.raises(ValueError, match="from 0 on and below 50 but got -1"):
+        store.batches(4, indices=[-1, 0])
+    for wrong, hint in ((np.arange(50) < 3, "np.flatnonzero"), ([0.9, 1.9], "got float64")):
+        with pytest.raises(ValueError, match=f"indices: expected whole numbers.*{hint}"):
+            store.batches(4, indices=wrong)
+        with pytest.raises(ValueError, match=f"indices: expected whole numbers.*{hint}"):
+            store.batches(4).narrowed(wrong)
     with pytest.raises(ValueError, match="batch_size"):
         store.batches(0)
     with pytest.raises(ValueError, match="layout"):

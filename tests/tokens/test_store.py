@@ -119,7 +119,7 @@ def test_a_store_is_not_overwritten_and_has_one_writer(store, make_items, tmp_pa
     with pytest.raises(TokenStoreError, match="empty folder"):
         TokenStore.create(tmp_path / "other", make_items(1))
     with (
-        StoreWriter(store.path, store.spec, store.manifest),
+        StoreWriter(store.path),
         pytest.raises(TokenStoreError, match="another process is writing"),
     ):
         store.append(make_items(1))

@@ -162,9 +162,10 @@ class Batches:
         self.seed = seed
         self.epoch = 0
         self.step = 0
-        self.items: Indices = store.split(split) if indices is None else np.asarray(indices, dtype=np.int64)
+        self.items: Indices = store.split(split) if indices is None else _positions(indices)
         if len(self.items) and not 0 <= self.items.min() <= self.items.max() < len(store):
-            raise ValueError(f"indices: expected positions below {len(store)} but got {self.items.max()}")
+            wrong = self.items.min() if self.items.min() < 0 else self.items.max()
+            raise ValueError(f"indices: expected positions from 0 on and below {len(store)} but got {wrong}")
         self._start = 0
         self._options: dict[str, Any] = {"shuffle": shuffle, "max_tokens": max_tokens, "drop_last": drop_last}
         plan_batches(np.empty(0, dtype=np.int64), batch_size, max_tokens=max_tokens)  # refuse wrong arguments now
@@ -194,7 +195,7 @@ class Batches:
         >>> sorted(i for batch in Batches(store, 3).narrowed([0, 2], 1) for i in batch.index.tolist())
         [0, 2]
         """
-        chosen = self.items if indices is None else np.asarray(indices, dtype=np.int64)
+        chosen = self.items if indices is None else _positions(indices)
         if not bool(np.isin(chosen, self.items).all()):
             raise ValueError("indices: expected some of these batches' own items but got others")
         other = copy(self)
@@ -246,3 +247,11 @@ class Batches:
         """Go on where `state` was taken: the next iteration starts at its step of its epoch."""
         self.seed, self.epoch, self.step = (int(state[name]) for name in ("seed", "epoch", "step"))
         self._start = self.step
+
+
+def _positions(indices: Any) -> Indices:
+    given = np.asarray(indices)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        hint = "; np.flatnonzero turns a mask into positions" if given.dtype.kind == "b" else ""
+        raise ValueError(f"indices: expected whole numbers, (n,), but got {given.dtype} of shape {given.shape}{hint}")
+    return given.astype(np.int64)

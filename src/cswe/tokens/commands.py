@@ -1,6 +1,7 @@
 """The commands `cswe extract` and `cswe inspect`."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -108,7 +109,10 @@ def extract(
     quiet
         No progress bar.
     """
-    source = open_source(data, format, SourceOptions(seed, points, ink, multi_label, labels, label_kind))
+    if not 0 < shard_mib < math.inf:
+        raise ValueError(f"shard_mib: expected a positive number but got {shard_mib}")
+    choices = SourceOptions(seed, points, ink, multi_label, labels, label_kind)
+    source = open_source(data, format, choices, strict=True)
     options = BackboneOptions(layers, norm, precision, device, revision, batch_tokens, long, max_length)
     store = run_extraction(
         source,
@@ -127,6 +131,8 @@ def extract(
     print(f"{out}: {len(store):,} items, {int(store.lengths.sum()):,} tokens of dimension {store.dim}, {held}")
     for name, count in store.manifest.counts.items():
         print(f"  {name}: {count:,}")
+    if source.left_out:
+        print(f"  left out: {source.left_out}")
     if store.manifest.skipped:
         print(f"  skipped: {len(store.manifest.skipped):,} items, listed in the manifest")
 

@@ -1,17 +1,19 @@
 """From a data set through a frozen backbone into a store."""
 
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm.auto import tqdm
 
 from cswe.tokens.backbones.base import Backbone, Encoded
 from cswe.tokens.errors import ForeignShardError, TokenStoreError
 from cswe.tokens.loading import Loaded, default_workers, load_units
-from cswe.tokens.manifest import MANIFEST, DTypeName, Manifest, StoreSpec
+from cswe.tokens.manifest import DTypeName, ShardEntry, StoreSpec
 from cswe.tokens.shards import Columns, check_bytes
 from cswe.tokens.sources.base import SPLITS, Source
 from cswe.tokens.store import TokenStore
@@ -55,7 +57,8 @@ def extract(
     dtype
         How tokens are stored.
     resume
-        Keep the shards that are there and whole; make the others.
+        Keep the shards that are there and whole; make the others. That the items of a kept shard are still what they
+        were is checked as far as `Source.stamp` tells.
     skip_bad
         Leave out items that cannot be used; the manifest lists them with the reason. Otherwise the first such item is
         an error.
@@ -92,9 +95,9 @@ def extract(
     count = len(source) if limit is None else min(limit, len(source))
     spec = _spec(source, backbone, dtype, shard_bytes, count, licence)
     folder = Path(out)
-    manifest = _begin(folder, spec, resume)
-    with StoreWriter(folder, spec, manifest) as writer:
-        tasks = _tasks(writer, manifest, count)
+    with StoreWriter(folder, spec, resume=resume) as writer:
+        _warn_of_empty_splits(source)
+        tasks = _tasks(writer, source, count)
         groups = [(task, group) for task in tasks for group in _groups(task, count, backbone.group)]
         done = count - sum(stop - start for _, (start, stop) in groups)
         bar = tqdm(total=count, initial=done, unit=" items", disable=not progress, smoothing=0.1)
@@ -106,7 +109,7 @@ def extract(
                 full = writer.add_columns(columns)
                 end = count if task.stop is None else task.stop
                 if stop == end or (full and task.stop is None):
-                    _close(writer, task, stop)
+                    _close(writer, source, task, stop)
                 tokens += sum(columns.lengths)
                 bar.update(stop - start)
                 rate = bar.format_dict["elapsed"]
@@ -137,36 +140,60 @@ def _spec(
     )
 
 
-def _begin(folder: Path, spec: StoreSpec, resume: bool) -> Manifest | None:
-    """Return the manifest to go on from, or None to start anew."""
-    if not resume or not (folder / MANIFEST).exists():
-        return None
-    manifest = Manifest.read(folder)
-    if manifest.spec.key != spec.key:
-        raise TokenStoreError(
-            f"{folder}: cannot be resumed, since it was begun in another way ({manifest.spec.difference(spec)}); "
-            "use the same options, or another folder"
+def _warn_of_empty_splits(source: Source) -> None:
+    counts = np.bincount(source.splits, minlength=len(SPLITS))
+    empty = [name for name, count in zip(SPLITS, counts, strict=True) if not count]
+    if empty:
+        warnings.warn(
+            f"{source.name}: no items for {' and '.join(empty)}; a table that names no splits is all for training, and "
+            "so is, where splits are dealt, a class of fewer than 6 items",
+            stacklevel=3,
         )
-    return manifest
 
 
-def _tasks(writer: StoreWriter, manifest: Manifest | None, count: int) -> list[_Task]:
-    """List what is still to be made: shards that are missing or damaged, then the rest of the data set."""
-    if manifest is None:
-        return [_Task(0, 0, None)]
-    tasks = [_Task(entry.number, entry.first, entry.stop) for entry in manifest.dropped]
-    for entry in manifest.shards:
-        try:
-            check_bytes(writer.path, writer.spec, entry)
-        except ForeignShardError:
-            raise  # it may be the only copy of something else: not ours to replace
-        except TokenStoreError:
+def _tasks(writer: StoreWriter, source: Source, count: int) -> list[_Task]:
+    """List what is still to be made: shards that are missing, damaged or dropped, then the rest of the data set."""
+    tasks = []
+    known = (*writer.manifest.shards, *writer.manifest.dropped)
+    for entry in known:
+        appended, dropped = entry.stop > count, bool(entry.damage)
+        if appended and dropped:
+            continue
+        damage = _damage(writer, entry)
+        if appended and damage:
+            raise TokenStoreError(
+                f"{damage.split(';')[0]}; `append` added its {entry.items} items, which are not in the data set: "
+                "restore the file from a copy, or go on without them with `cswe inspect --skip-bad`"
+            )
+        if damage or dropped:
             tasks.append(_Task(entry.number, entry.first, entry.stop))
-    known = [*manifest.shards, *manifest.dropped]
+        elif not appended:
+            _check_content(writer, source, entry)
     end = max((entry.stop for entry in known), default=0)
     if end < count:
         tasks.append(_Task(max((entry.number for entry in known), default=-1) + 1, end, None))
     return sorted(tasks, key=lambda task: task.number)
+
+
+def _damage(writer: StoreWriter, entry: ShardEntry) -> str:
+    """Say what is wrong with a shard; nothing, if nothing is."""
+    try:
+        check_bytes(writer.path, writer.spec, entry)
+    except ForeignShardError:
+        raise  # it may be the only copy of something else: not ours to replace
+    except TokenStoreError as error:
+        return str(error)
+    return ""
+
+
+def _check_content(writer: StoreWriter, source: Source, entry: ShardEntry) -> None:
+    """Refuse to put new items beside those of a shard whose own, of the same names, have changed."""
+    if entry.content and source.content(entry.first, entry.stop) not in ("", entry.content):
+        raise TokenStoreError(
+            f"{writer.path / entry.file}: was made from items {source.ids[entry.first]!r} to "
+            f"{source.ids[entry.stop - 1]!r}, some of which have changed since; remove this file to make it again with "
+            "--resume, or extract into a new folder"
+        )
 
 
 def _groups(task: _Task, count: int, size: int) -> Iterator[tuple[int, int]]:
@@ -213,7 +240,8 @@ def _encode(source: Source, backbone: Backbone, spec: StoreSpec, loaded: list[Lo
             reason = f"gives values that {spec.dtype} cannot hold; bfloat16 or float32 may"
             infinite = [index for index, fine in zip(good, encoded.finite.tolist(), strict=True) if not fine]
             if not skip_bad:
-                raise _bad_item(source, infinite[0], reason)
+                remedy = "Extract into a new folder with another --dtype"
+                raise _bad_item(source, infinite[0], reason, remedy)
             bad |= dict.fromkeys(infinite, reason)
             good = [index for index in good if index not in bad]
             encoded = encoded.only(encoded.finite)
@@ -236,15 +264,16 @@ def _columns(source: Source, spec: StoreSpec, items: list[int], encoded: Encoded
     )
 
 
-def _close(writer: StoreWriter, task: _Task, stop: int) -> None:
+def _close(writer: StoreWriter, source: Source, task: _Task, stop: int) -> None:
     if task.stop is None:
-        writer.close_shard(stop)
+        writer.close_shard(stop, content=source.content(writer.first, stop))
     else:
-        writer.close_shard(stop, number=task.number, first=task.first)
+        content = source.content(task.first, stop)
+        writer.close_shard(stop, number=task.number, first=task.first, content=content)
 
 
-def _bad_item(source: Source, index: int, reason: str) -> TokenStoreError:
+def _bad_item(source: Source, index: int, reason: str, remedy: str = "Repair it") -> TokenStoreError:
     return TokenStoreError(
-        f"{source.locate(index)}: {reason}. Repair or remove it, or leave such items out with --skip-bad; "
+        f"{source.locate(index)}: {reason}. {remedy}, or leave such items out with --skip-bad; "
         "what is done so far is kept for --resume"
     )

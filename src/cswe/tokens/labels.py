@@ -51,22 +51,28 @@ class LabelSpec:
         """
         if self.kind == "none":
             return None
-        missing = [position for position, value in enumerate(values) if value is None]
-        if missing:
-            raise ValueError(f"label: expected one for every item but item {missing[0]} has none")
-        column = torch.stack([torch.as_tensor(value) for value in values]) if len(values) else torch.empty(0)
-        shape = (len(values),) if self.kind == "class" else (len(values), self.width)
-        if self.kind == "class" and (column.is_floating_point() or column.is_complex()) and len(values):
+        width = 1 if self.kind == "class" else self.width
+        numbers = [as_numbers(value).reshape(-1) for value in values]
+        if wrong := [row for row in numbers if len(row) != width]:
+            raise ValueError(f"label: expected {width} numbers an item but got {len(wrong[0])}")
+        return self.check(torch.stack(numbers) if numbers else torch.empty(0, width, dtype=self.dtype))
+
+    def check(self, column: Tensor) -> Tensor:
+        """Refuse labels, ``(n,)`` or ``(n, width)``, that this kind does not have; return them as they are stored."""
+        if self.kind == "class" and column.is_floating_point():
             raise ValueError(f"label: expected class numbers but got {column.dtype}; is the kind 'real' meant?")
-        if column.numel() != torch.Size(shape).numel():
-            raise ValueError(f"labels: expected shape {shape} but got {tuple(column.shape)}")
-        column = column.reshape(shape).to(self.dtype)
-        if self.kind == "class" and len(values):
+        column = column.reshape(-1) if self.kind == "class" else column
+        if self.kind == "class" and len(column):
             low, high = int(column.min()), int(column.max())
             if low < 0 or (self.names and high >= len(self.names)):
                 top = f"below {len(self.names)}" if self.names else "from 0 on"
                 raise ValueError(f"label: expected class numbers {top} but got {low if low < 0 else high}")
-        return column
+        if self.kind == "multilabel":
+            _first_wrong(column, (column == 0) | (column == 1), "0 or 1 for every class")
+        stored = column.to(self.dtype)
+        if self.kind == "real":
+            _first_wrong(column, torch.isfinite(stored), "finite numbers that float32 can hold")
+        return stored
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that goes into the manifest."""
@@ -95,7 +101,10 @@ class Labels:
         'class'
         """
         spec = LabelSpec("class", tuple(names))
-        return cls(spec, spec.column(list(torch.as_tensor(values).reshape(-1))))
+        column = as_numbers(values)
+        if column.ndim != 1 and (column.ndim != 2 or column.shape[1] != 1):
+            raise ValueError(f"labels: expected one class an item, shape (n,), but got shape {tuple(column.shape)}")
+        return cls(spec, spec.check(column))
 
     @classmethod
     def from_names(cls, values: Sequence[str]) -> "Labels":
@@ -136,10 +145,11 @@ class Labels:
         >>> Labels.from_table([[1, 0], [1, 1]], ["a", "b"]).spec.width
         2
         """
-        table = torch.as_tensor(values)
-        if table.ndim != 2 or not bool(((table == 0) | (table == 1)).all()):
+        table = as_numbers(values)
+        if table.ndim != 2:
             raise ValueError(f"labels: expected a table of 0 and 1, (n, classes), but got shape {tuple(table.shape)}")
-        return cls(LabelSpec("multilabel", tuple(names), table.shape[1]), table.to(torch.uint8))
+        spec = LabelSpec("multilabel", tuple(names), table.shape[1])
+        return cls(spec, spec.check(table))
 
     @classmethod
     def real(cls, values: Any, names: Sequence[str] = ()) -> "Labels":
@@ -150,6 +160,24 @@ class Labels:
         >>> Labels.real([0.5, 1.5]).spec.width
         1
         """
-        table = torch.as_tensor(values, dtype=torch.float32)
+        table = as_numbers(values)
         table = table.reshape(len(table), -1)
-        return cls(LabelSpec("real", tuple(names), table.shape[1]), table)
+        spec = LabelSpec("real", tuple(names), table.shape[1])
+        return cls(spec, spec.check(table))
+
+
+def as_numbers(value: Any) -> Tensor:
+    """Turn a label, or several, into a tensor; refuse what is not real numbers."""
+    try:
+        numbers = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):  # torch's words for text, for None, for lists of unequal length
+        text = " ".join(repr(value).split())[:80]
+        raise ValueError(f"label: expected a number, or equally many for every item, but got {text}") from None
+    if numbers.is_complex():
+        raise ValueError(f"label: expected real numbers but got {numbers.dtype}")
+    return numbers
+
+
+def _first_wrong(column: Tensor, good: Tensor, expected: str) -> None:
+    if not bool(good.all()):
+        raise ValueError(f"label: expected {expected} but got {column[~good][0].item():g}")

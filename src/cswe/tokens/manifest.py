@@ -110,7 +110,8 @@ class StoreSpec:
 
     def difference(self, other: "StoreSpec") -> str:
         """Say what differs between two specs, for an error message."""
-        mine, theirs = _flatten(self.to_json()), _flatten(other.to_json())
+        # Through JSON, as one of them has gone: a tuple there is a list here.
+        mine, theirs = (_flatten(json.loads(json.dumps(spec.to_json()))) for spec in (self, other))
         lines = [
             f"{name}: {mine.get(name)!r} there, {theirs.get(name)!r} now"
             for name in sorted({*mine, *theirs})
@@ -121,7 +122,10 @@ class StoreSpec:
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard: its file's checksum, and which items of the data set it covers."""
+    """One shard: its file's checksum, and which items of the data set it covers.
+
+    `content` tells whether those items are still what they were; it is empty where that is not known.
+    """
 
     number: int
     size: int
@@ -133,6 +137,7 @@ class ShardEntry:
     skipped: tuple[Mapping[str, str], ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     damage: str = ""
+    content: str = ""
 
     @property
     def file(self) -> str:
@@ -153,7 +158,8 @@ class ShardEntry:
             "skipped": [dict(entry) for entry in self.skipped],
             "counts": dict(sorted(self.counts.items())),
         }
-        return entry | {"damage": self.damage} if self.damage else entry
+        notes = {"content": self.content, "damage": self.damage}
+        return entry | {name: note for name, note in notes.items() if note}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "ShardEntry":
@@ -169,6 +175,7 @@ class ShardEntry:
             skipped=tuple(data["skipped"]),
             counts=data["counts"],
             damage=str(data.get("damage", "")),
+            content=str(data.get("content", "")),
         )
 
 
@@ -180,6 +187,11 @@ class Manifest:
     shards: tuple[ShardEntry, ...] = ()
     dropped: tuple[ShardEntry, ...] = ()
     complete: bool = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything that starting anew would lose."""
+        return bool(self.shards or self.dropped or self.complete)
 
     @property
     def items(self) -> int:

@@ -28,11 +28,16 @@ _NAMES = {
 }
 
 
+# Pieces are written in blocks of about this many bytes; what is larger, as it is.
+_BLOCK = 4 * 2**20
+
+
 @dataclass
 class Columns:
     """What is kept of some consecutive items, column by column.
 
-    Token columns are lists of pieces, so that a shard is never copied into one tensor to be written.
+    Token columns are lists of pieces, so that a shard is never copied into one tensor to be written. Only `extend`
+    adds to them: `size`, the bytes of tokens held, is counted as they come, since it is asked for after every item.
     """
 
     tokens: dict[int, list[Tensor]]
@@ -44,6 +49,10 @@ class Columns:
     weights: list[Tensor] = field(default_factory=list)
     skipped: list[Mapping[str, str]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = sum(piece.nbytes for pieces in self.tokens.values() for piece in pieces)
 
     @classmethod
     def empty(cls, spec: StoreSpec) -> "Columns":
@@ -51,13 +60,9 @@ class Columns:
         layers = list(spec.layers)
         return cls({layer: [] for layer in layers}, cls={layer: [] for layer in layers} if spec.cls else {})
 
-    @property
-    def size(self) -> int:
-        """Bytes of tokens held."""
-        return sum(piece.nbytes for pieces in self.tokens.values() for piece in pieces)
-
     def extend(self, other: "Columns") -> None:
         """Append the items of `other`."""
+        self.size += other.size
         for layer, pieces in other.tokens.items():
             self.tokens[layer] += pieces
         for layer, pieces in other.cls.items():
@@ -107,8 +112,8 @@ def write_shard(store: Path, spec: StoreSpec, columns: Columns, *, number: int, 
         free = shutil.disk_usage(store).free
         raise TokenStoreError(
             f"{file}: could not be written ({error.strerror}); it needs about {columns.size / 2**20:.1f} MiB and "
-            f"{free / 2**20:.1f} MiB are free. The shards before it are kept: free some space, then run the same "
-            "command with --resume"
+            f"{free / 2**20:.1f} MiB are free. Free some space; an extraction, run again with --resume, goes on after "
+            "the shards before it"
         ) from error
     return ShardEntry(**{**vars(entry), "size": size, "sha256": checksum.hexdigest()})
 
@@ -155,9 +160,27 @@ def _blocks(spec: StoreSpec, columns: Columns, number: int) -> Iterator[bytes | 
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for _, _, _, pieces in tensors:
-        for piece in pieces:
-            if piece.numel():
-                yield piece.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        for piece in _joined(pieces):
+            yield piece.view(torch.uint8).numpy().data
+
+
+def _joined(pieces: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the pieces flat, small ones put together: each is checksummed and written on its own, which takes time."""
+    held: list[Tensor] = []
+    size = 0
+    for piece in pieces:
+        if held and size + piece.nbytes > _BLOCK:
+            yield _one(held)
+            held, size = [], 0
+        if piece.numel():
+            held.append(piece.reshape(-1))
+            size += piece.nbytes
+    if held:
+        yield _one(held)
+
+
+def _one(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _pack_text(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -174,6 +197,7 @@ class Shard:
     def __init__(self, store: Path, spec: StoreSpec, entry: ShardEntry) -> None:
         self.file = store / entry.file
         self.entry = entry
+        self._of = store, spec
         self._handle = open_checked(store, spec, entry)
         self._maps: dict[str, Tensor] = {}
         self.offsets = self._column("offsets").numpy()
@@ -183,6 +207,10 @@ class Shard:
         in_order = self.offsets[0] == 0 and bool(np.all(np.diff(self.offsets) >= 0))
         if not in_order or any(shape != [self.offsets[-1], spec.layers[layer]] for layer, shape in tokens.items()):
             raise TokenStoreError(f"{self.file}: was altered: its offsets do not fit its tokens; {REMAKE}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A map cannot travel to another process: there the file is opened, and checked, again.
+        return Shard, (*self._of, self.entry)
 
     def _column(self, name: str) -> Tensor:
         column = self._handle.get_tensor(name)
@@ -214,8 +242,8 @@ class Shard:
 
 
 REMAKE = (
-    "run the same `cswe extract` with --resume to make it again, "
-    "or `cswe inspect --skip-bad` to go on without its items"
+    "where an extraction made this shard, the same `cswe extract` with --resume makes it again; "
+    "`cswe inspect --skip-bad` goes on without its items"
 )
 
 
@@ -238,12 +266,11 @@ def open_checked(store: Path, spec: StoreSpec, entry: ShardEntry) -> Any:
     if store_key != spec.key:
         raise ForeignShardError(
             f"{file}: is a shard of another store (it says {store_key}, this store is {spec.key}); "
-            f"move it away, then {REMAKE}"
+            f"move it away; {REMAKE}"
         )
     if number != entry.number:
         raise ForeignShardError(
-            f"{file}: is shard {number} of this store under the name of shard {entry.number}; "
-            f"move it away, then {REMAKE}"
+            f"{file}: is shard {number} of this store under the name of shard {entry.number}; move it away; {REMAKE}"
         )
     if not whole:
         raise TokenStoreError(_truncated(file, entry, size))

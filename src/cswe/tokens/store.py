@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cswe.tokens.errors import TokenStoreError
-from cswe.tokens.labels import LabelKind, LabelSpec
+from cswe.tokens.labels import LabelKind, LabelSpec, as_numbers
 from cswe.tokens.manifest import DTYPES, DTypeName, Manifest, ShardEntry, StoreSpec
 from cswe.tokens.shards import Shard, check_bytes
 from cswe.tokens.statistics import TokenStatistics, token_statistics
@@ -222,9 +222,9 @@ class TokenStore(Sequence[Item]):
 
     def append(self, items: Iterable[Item]) -> "TokenStore":
         """Add items, all of them or, if anything fails, none; return the store opened anew."""
-        if not self.manifest.complete:
-            raise TokenStoreError(f"{self.path}: is not finished; finish it with --resume before adding to it")
-        with StoreWriter(self.path, self.spec, Manifest.read(self.path), publish=False) as writer:
+        with StoreWriter(self.path, publish=False) as writer:
+            if not writer.manifest.complete:
+                raise TokenStoreError(f"{self.path}: is not finished; finish it with --resume before adding to it")
             writer.add_all(items)
             writer.finish()
         return TokenStore(self.path, self.layer)
@@ -242,7 +242,9 @@ class TokenStore(Sequence[Item]):
         licence: str = "",
         shard_bytes: int = 256 * 2**20,
     ) -> "TokenStore":
-        """Write items of your own into a new store; what they hold is read off the first.
+        """Write items of your own into a new store, all or, if anything fails, none.
+
+        What items hold is read off the first: labels, CLS vectors, weights, layers.
 
         Parameters
         ----------
@@ -264,7 +266,8 @@ class TokenStore(Sequence[Item]):
         first = next(stream, None)
         if first is None:
             raise ValueError("items: expected at least one but got none")
-        tokens = first.tokens if isinstance(first.tokens, dict) else {0: first.tokens}
+        given = first.tokens if isinstance(first.tokens, dict) else {0: first.tokens}
+        tokens = {layer: torch.as_tensor(values) for layer, values in given.items()}
         for values in tokens.values():
             if values.ndim != 2:
                 raise ValueError(f"items: expected tokens of shape (N, d) but got {tuple(values.shape)}")
@@ -278,7 +281,7 @@ class TokenStore(Sequence[Item]):
             data={"licence": licence} if licence else {},
             shard_bytes=shard_bytes,
         )
-        with StoreWriter(Path(path), spec) as writer:
+        with StoreWriter(Path(path), spec, publish=False) as writer:
             writer.add(first)
             writer.add_all(stream)
             writer.finish()
@@ -291,19 +294,19 @@ def drop_damaged(path: str | Path) -> list[ShardEntry]:
     An extraction with ``--resume`` makes dropped shards again.
     """
     folder = Path(path)
-    manifest = Manifest.read(folder)
-    dropped = []
-    for entry in manifest.shards:
-        try:
-            check_bytes(folder, manifest.spec, entry)
-            Shard(folder, manifest.spec, entry)
-        except TokenStoreError as error:
-            reason = str(error).removeprefix(f"{folder / entry.file}: ").split(";")[0]
-            dropped.append(replace(entry, damage=reason))
-    if dropped:
-        numbers = {entry.number for entry in dropped}
-        kept = tuple(entry for entry in manifest.shards if entry.number not in numbers)
-        with StoreWriter(folder, manifest.spec, manifest):
+    # All the while under the writer's lock: what another process adds in between would be lost.
+    with StoreWriter(folder) as writer:
+        manifest, dropped = writer.manifest, []
+        for entry in manifest.shards:
+            try:
+                check_bytes(folder, manifest.spec, entry)
+                Shard(folder, manifest.spec, entry)
+            except TokenStoreError as error:
+                reason = str(error).removeprefix(f"{folder / entry.file}: ").split(";")[0]
+                dropped.append(replace(entry, damage=reason))
+        if dropped:
+            numbers = {entry.number for entry in dropped}
+            kept = tuple(entry for entry in manifest.shards if entry.number not in numbers)
             replace(manifest, shards=kept, dropped=(*manifest.dropped, *dropped)).write(folder)
     return dropped
 
@@ -314,7 +317,7 @@ def _label_spec(label: Any, classes: Sequence[str] | None, kind: LabelKind | Non
         if kind not in (None, "none") or names:
             raise ValueError("label: expected one on every item, since classes or label_kind was given, but got None")
         return LabelSpec()
-    value = torch.as_tensor(label)
+    value = as_numbers(label)
     if kind is None:
         kind = "class" if value.ndim == 0 and not value.is_floating_point() else "real"
     return LabelSpec(kind, names, 1 if kind == "class" else value.numel())

@@ -13,6 +13,7 @@ from torch import Tensor
 from cswe.tokens.errors import TokenStoreError
 from cswe.tokens.manifest import DTYPES, MANIFEST, SHARDS, Manifest, StoreSpec
 from cswe.tokens.shards import Columns, write_shard
+from cswe.tokens.weights import faulty_weights
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Item:
     cls
         A vector for the whole set, ``(d,)``, or one for every layer.
     weights
-        One positive number a token, ``(N,)``.
+        One number a token, ``(N,)``: finite, not negative, not all of them zero.
     """
 
     tokens: Tensor | dict[int, Tensor]
@@ -43,39 +44,57 @@ class Item:
 
 def pack_item(spec: StoreSpec, item: Item) -> Columns:
     """Check an item and turn it into columns of the store's types."""
-    columns = Columns.empty(spec)
     name = f"item {item.id!r}"
+    given = {"cls": item.cls, "weights": item.weights, "label": item.label}
+    held = {"cls": spec.cls, "weights": spec.weights, "label": spec.labels.kind != "none"}
+    for field, value in given.items():
+        if value is not None and not held[field]:
+            raise ValueError(f"{name}: expected no {field}, since the store holds none, as its first item had none")
+        if value is None and held[field]:
+            raise ValueError(f"{name}: expected a value for {field}, as every item of the store has, but got None")
+    tokens: dict[int, list[Tensor]] = {}
+    cls: dict[int, list[Tensor]] = {}
     lengths = set()
     for layer, dim in spec.layers.items():
-        tokens = _of_layer(item.tokens, layer, spec, f"{name}: tokens")
-        if tokens.ndim != 2 or tokens.shape[1] != dim:
-            raise ValueError(f"{name}: expected tokens of shape (N, {dim}) but got {tuple(tokens.shape)}")
-        if not len(tokens):
+        values = _of_layer(item.tokens, layer, spec, f"{name}: tokens")
+        if values.ndim != 2 or values.shape[1] != dim:
+            raise ValueError(f"{name}: expected tokens of shape (N, {dim}) but got {tuple(values.shape)}")
+        if not len(values):
             raise ValueError(f"{name}: expected at least one token but got none")
-        lengths.add(len(tokens))
-        columns.tokens[layer].append(to_stored(tokens, spec.dtype, f"{name}, layer {layer}"))
-        if spec.cls:
-            if item.cls is None:
-                raise ValueError(f"{name}: expected a CLS vector of shape ({dim},) but got None")
+        lengths.add(len(values))
+        tokens[layer] = [to_stored(values, spec.dtype, f"{name}, layer {layer}")]
+        if item.cls is not None:
             vector = _of_layer(item.cls, layer, spec, f"{name}: cls").reshape(1, -1)
             if vector.shape[1] != dim:
                 raise ValueError(f"{name}: expected a CLS vector of shape ({dim},) but got ({vector.shape[1]},)")
-            columns.cls[layer].append(to_stored(vector, spec.dtype, f"{name}, layer {layer}, CLS"))
+            cls[layer] = [to_stored(vector, spec.dtype, f"{name}, layer {layer}, CLS")]
     if len(lengths) != 1:
         raise ValueError(f"{name}: expected equally many tokens in every layer but got {sorted(lengths)}")
-    columns.lengths = list(lengths)
-    if spec.weights:
-        if item.weights is None or item.weights.shape != (columns.lengths[0],):
-            got = None if item.weights is None else tuple(item.weights.shape)
-            raise ValueError(f"{name}: expected weights of shape ({columns.lengths[0]},) but got {got}")
-        columns.weights.append(item.weights.detach().to("cpu", torch.float32).clone())
+    (length,) = lengths
     if item.split not in spec.splits:
         raise ValueError(f"{name}: expected split to be one of {list(spec.splits)} but got {item.split!r}")
-    labels = spec.labels.column([item.label])
-    columns.labels = [] if labels is None else [labels]
-    columns.splits = [spec.splits.index(item.split)]
-    columns.ids = [item.id]
-    return columns
+    try:
+        labels = spec.labels.column([item.label])
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return Columns(
+        tokens=tokens,
+        lengths=[length],
+        ids=[item.id],
+        splits=[spec.splits.index(item.split)],
+        labels=[] if labels is None else [labels],
+        cls=cls,
+        weights=[] if item.weights is None else [_weights(item.weights, length, name)],
+    )
+
+
+def _weights(values: Tensor, length: int, name: str) -> Tensor:
+    weights = torch.as_tensor(values).detach().to("cpu", torch.float32).clone()
+    if weights.shape != (length,):
+        raise ValueError(f"{name}: expected weights of shape ({length},) but got {tuple(weights.shape)}")
+    if fault := faulty_weights(weights.numpy()):
+        raise ValueError(f"{name}: {fault}")
+    return weights
 
 
 def to_stored(values: Tensor, dtype: str, name: str) -> Tensor:
@@ -93,7 +112,7 @@ def to_stored(values: Tensor, dtype: str, name: str) -> Tensor:
 
 def _of_layer(values: Tensor | dict[int, Tensor], layer: int, spec: StoreSpec, name: str) -> Tensor:
     if isinstance(values, dict):
-        if layer not in values:
+        if values.keys() != spec.layers.keys():
             raise ValueError(f"{name}: expected layers {sorted(spec.layers)} but got {sorted(values)}")
         return torch.as_tensor(values[layer])
     if len(spec.layers) > 1:
@@ -104,55 +123,74 @@ def _of_layer(values: Tensor | dict[int, Tensor], layer: int, spec: StoreSpec, n
 class StoreWriter:
     """A store opened for writing, by one process at a time.
 
-    Use it as a context manager. Shards are put in place as they fill; `finish` writes what is left and declares
-    the store complete.
+    Use it as a context manager: inside, `manifest` is what the store's folder says, and no other process changes it.
+    Shards are put in place as they fill; `finish` writes what is left and declares the store complete.
 
     Parameters
     ----------
     path
         The store's folder.
     spec
-        What the store holds.
-    manifest
-        The manifest to go on from; None starts a new store.
+        What the store holds. None: the store is there already, and what it holds stays the same.
+    resume
+        Go on with a store that is there and that has this spec; otherwise one that is there is an error.
     publish
         Whether the manifest names each shard as soon as it is there (an extraction, which can resume) or only
-        at the end (an append, which is done entirely or not at all).
+        at the end (what is done entirely or not at all).
     """
 
-    def __init__(self, path: Path, spec: StoreSpec, manifest: Manifest | None = None, *, publish: bool = True) -> None:
+    def __init__(
+        self, path: Path, spec: StoreSpec | None = None, *, resume: bool = False, publish: bool = True
+    ) -> None:
         self.path = path
-        self.spec = spec
-        self.manifest = manifest or Manifest(spec)
+        # Before the lock is held this is only a first look, to say at once what is wrong.
+        self.spec = Manifest.read(path).spec if spec is None else spec
+        self.manifest = Manifest(self.spec)
+        self._resume = resume or spec is None
         self._publish = publish
-        self._fresh = manifest is None
         self._lock: int | None = None
-        self._columns = Columns.empty(spec)
-        self._first = max((shard.stop for shard in (*self.manifest.shards, *self.manifest.dropped)), default=0)
-        self._number = max((shard.number for shard in (*self.manifest.shards, *self.manifest.dropped)), default=-1) + 1
 
     def __enter__(self) -> "StoreWriter":
-        if self._fresh and (self.path / MANIFEST).exists():
-            raise TokenStoreError(f"{self.path}: holds a store already; use --resume, or choose another folder")
-        if self._fresh and self.path.exists() and any(map(_is_foreign, self.path.iterdir())):
-            raise TokenStoreError(f"{self.path}: expected an empty folder but there are files in it; choose another")
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path)
+        try:
+            self._begin()
+        except BaseException:
+            self.release()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        """Find out what there is: under the lock, since another writer may have changed it up to then."""
+        there = Manifest.read(self.path) if (self.path / MANIFEST).exists() else None
+        if there is not None and there.begun:
+            if not self._resume:
+                raise TokenStoreError(f"{self.path}: holds a store already; use --resume, or choose another folder")
+            if there.spec.key != self.spec.key:
+                raise TokenStoreError(
+                    f"{self.path}: cannot be resumed, since it was begun with other options or other data "
+                    f"({there.spec.difference(self.spec)}); use the same, or another folder"
+                )
+            self.manifest = there
+        elif any(map(_is_foreign, self.path.iterdir())):
+            raise TokenStoreError(f"{self.path}: expected an empty folder but there are files in it; choose another")
+        known = (*self.manifest.shards, *self.manifest.dropped)
+        self.first = max((shard.stop for shard in known), default=0)
+        self._number = max((shard.number for shard in known), default=-1) + 1
+        self._columns = Columns.empty(self.spec)
         (self.path / SHARDS).mkdir(exist_ok=True)
         for leftover in [*self.path.glob("*.partial"), *(self.path / SHARDS).glob("*.partial")]:
             leftover.unlink()
-        if self._fresh:
+        if self._publish and not self.manifest.begun:
             self.manifest.write(self.path)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and not self._publish:
-            named = {shard.number for shard in Manifest.read(self.path).shards}
-            for shard in self.manifest.shards:
-                if shard.number not in named:
-                    (self.path / shard.file).unlink(missing_ok=True)
+            named = Manifest.read(self.path).shards if (self.path / MANIFEST).exists() else ()
+            for file in {shard.file for shard in self.manifest.shards} - {shard.file for shard in named}:
+                (self.path / file).unlink(missing_ok=True)
         self.release()
 
     def release(self) -> None:
@@ -165,7 +203,7 @@ class StoreWriter:
         """Add one item."""
         self._columns.extend(pack_item(self.spec, item))
         if self._columns.size >= self.spec.shard_bytes:
-            self.close_shard(self._first + len(self._columns.lengths))
+            self.close_shard(self.first + len(self._columns.lengths))
 
     def add_all(self, items: Iterable[Item]) -> None:
         """Add many items."""
@@ -177,22 +215,22 @@ class StoreWriter:
         self._columns.extend(columns)
         return self._columns.size >= self.spec.shard_bytes
 
-    def close_shard(self, stop: int, *, number: int | None = None, first: int | None = None) -> None:
-        """Write the shard in hand: it covers the data set from where the last one ended up to `stop`."""
+    def close_shard(self, stop: int, *, number: int | None = None, first: int | None = None, content: str = "") -> None:
+        """Write the shard in hand: it covers the data set from `first`, where the last one ended, up to `stop`."""
         at = self._number if number is None else number
-        start = self._first if first is None else first
+        start = self.first if first is None else first
         columns, self._columns = self._columns, Columns.empty(self.spec)
         entry = write_shard(self.path, self.spec, columns, number=at, first=start, stop=stop)
-        self.manifest = self.manifest.with_shard(entry)
+        self.manifest = self.manifest.with_shard(replace(entry, content=content))
         self._number = max(self._number, at + 1)
-        self._first = max(self._first, stop)
+        self.first = max(self.first, stop)
         if self._publish:
             self.manifest.write(self.path)
 
     def finish(self) -> Manifest:
         """Write what is left and declare the store complete."""
         if self._columns.lengths:
-            self.close_shard(self._first + len(self._columns.lengths))
+            self.close_shard(self.first + len(self._columns.lengths))
         self.manifest = replace(self.manifest, complete=True)
         self.manifest.write(self.path)
         return self.manifest
@@ -202,7 +240,7 @@ def _is_foreign(entry: Path) -> bool:
     """Say whether a file is anything but what a writer leaves that was killed before it wrote the first manifest."""
     if entry.name == SHARDS and entry.is_dir():
         return any(entry.iterdir())
-    return entry.name != f"{MANIFEST}.partial"
+    return entry.name not in (MANIFEST, f"{MANIFEST}.partial")
 
 
 def _lock(folder: Path) -> int | None:

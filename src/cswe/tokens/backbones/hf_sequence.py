@@ -123,9 +123,16 @@ class SequenceBackbone(Backbone):
         self._encoder = Encoder(name, layers=layers, norm=norm, precision=precision, device=device, revision=revision)
         self.device = self._encoder.device
         transformers = require("transformers", "data")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            name, revision=revision, local_files_only=Path(name).is_dir()
-        )
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                name, revision=revision, local_files_only=Path(name).is_dir()
+            )
+        except Exception as error:  # the tokenizers library raises nothing more special
+            kind, reason = self._encoder.config.model_type, " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"backbone: expected a model for sequences but got {name!r}, of type {kind}, whose tokenizer could not "
+                f"be read: {reason}"
+            ) from None
         self._before, self._after, content = _special_tokens(tokenizer)
         self._pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         limit = _length_limit(tokenizer, self._encoder.config) - len(self._before) - len(self._after)

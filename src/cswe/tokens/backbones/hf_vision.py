@@ -43,6 +43,10 @@ class VisionBackbone(Backbone):
         self._encoder = Encoder(name, layers=layers, norm=norm, precision=precision, device=device, revision=revision)
         self.device = self._encoder.device
         config = self._encoder.config
+        if not hasattr(config, "image_size") or not hasattr(config, "patch_size"):
+            raise ValueError(
+                f"backbone: expected a vision model for images but got {name!r}, of type {config.model_type}"
+            )
         found = read_json(name, "preprocessor_config.json", revision)
         recipe = ImageRecipe.from_config(found or {}, _pair(config.image_size))
         self._config_found = found is not None

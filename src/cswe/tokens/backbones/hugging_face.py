@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from cswe._extras import require
@@ -59,7 +60,10 @@ def read_json(name: str, file: str, revision: str | None) -> dict[str, Any] | No
             return None
     if not path.exists():
         return None
-    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON but {error}; download it again") from None
     return content if isinstance(content, dict) else None
 
 
@@ -197,7 +201,7 @@ def _load(name: str, config: Any, dtype: torch.dtype, revision: str | None) -> n
                 model, report = kind.from_pretrained(name, add_pooling_layer=False, **options)
             except TypeError:
                 model, report = kind.from_pretrained(name, **options)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, SafetensorError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"backbone: expected weights at {name!r} but they could not be loaded: {reason}") from None
     missing = sorted(key for key in report["missing_keys"] if not any(part in key for part in _UNUSED))

@@ -1,6 +1,6 @@
 """From a name to a backbone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -11,7 +11,9 @@ from cswe.tokens.backbones.hf_vision import VisionBackbone
 from cswe.tokens.backbones.identity import Identity
 from cswe.tokens.backbones.pct import PCT
 from cswe.tokens.sources.base import Source
+from cswe.tokens.sources.opening import refuse_unused
 
+_ALL_USE = {"layers", "device"}
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".t7")
 
 
@@ -69,7 +71,7 @@ def open_backbone(name: str, source: Source, options: BackboneOptions | None = N
     {0: 2}
     """
     chosen = options or BackboneOptions()
-    device = torch.device(chosen.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _device(chosen.device)
     if chosen.batch_tokens < 1:
         raise ValueError(f"batch_tokens: expected at least 1 but got {chosen.batch_tokens}")
     layers = chosen.layers or None
@@ -77,9 +79,11 @@ def open_backbone(name: str, source: Source, options: BackboneOptions | None = N
         if source.kind != "points":
             raise ValueError(f"backbone: expected a model for a data set of kind {source.kind!r} but got {name!r}")
         if name == "identity":
+            refuse_unused(chosen, _ALL_USE, "the backbone identity")
             if layers not in (None, (0,)):
                 raise ValueError(f"layers: expected none, since the backbone is identity, but got {list(layers)}")
             return Identity(source.dim, weighted=source.has_weights)
+        refuse_unused(chosen, _ALL_USE | {"precision", "batch_tokens"}, "a Point Cloud Transformer")
         return PCT(
             name,
             layers=layers,
@@ -89,6 +93,7 @@ def open_backbone(name: str, source: Source, options: BackboneOptions | None = N
             weighted=source.has_weights,
         )
     if source.kind == "image":
+        refuse_unused(chosen, {field.name for field in fields(chosen)} - {"long", "max_length"}, "a vision model")
         return VisionBackbone(
             name,
             layers=layers,
@@ -113,3 +118,15 @@ def open_backbone(name: str, source: Source, options: BackboneOptions | None = N
     raise ValueError(
         f"backbone: expected 'identity' or the weights of a Point Cloud Transformer for point sets but got {name!r}"
     )
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # an AssertionError if torch knows no GPU
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device: expected one that torch finds here, cpu say, but got {name!r}: {reason}") from None
+    return device

@@ -7,11 +7,13 @@ References
 
 import hashlib
 import math
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -188,12 +190,17 @@ class PCT(Backbone):
 def _read_weights(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise ValueError(f"{file}: expected a file with the weights of a PCT but there is none")
-    state: dict[str, Any]
-    if file.suffix == ".safetensors":
-        state = load_file(file)
-    else:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state)
+    try:
+        safe = file.suffix == ".safetensors"
+        content: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch's words for it advise to run whatever is in the file
+        raise ValueError(f"{file}: expected the weights of a naive PCT but it is no pickled state_dict") from None
+    except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
+        reason = (str(error).splitlines() or ["it ends too early"])[0]
+        raise ValueError(f"{file}: expected the weights of a naive PCT but it cannot be read: {reason}") from None
+    state: dict[str, Any] = content.get("state_dict", content) if isinstance(content, dict) else {}
+    if not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{file}: expected a dict of tensors, the weights of a naive PCT, but got {type(content)}")
     for prefix in ("backbone.", "encoder."):
         inside = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         state = inside or state

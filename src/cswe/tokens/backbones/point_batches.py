@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cswe.tokens.errors import BadItemError
 from cswe.tokens.sources.base import Points
+from cswe.tokens.weights import faulty_weights
 
 
 @dataclass
@@ -44,8 +45,8 @@ class PointPreparer:
             raise BadItemError("has no points")
         if self.weighted and (raw.weights is None or len(raw.weights) != len(raw.points)):
             raise BadItemError("expected a weight for every point")
-        if self.weighted and raw.weights is not None and not bool((raw.weights >= 0).all() and raw.weights.sum() > 0):
-            raise BadItemError("expected weights that are not negative and not all zero")
+        if self.weighted and raw.weights is not None and (fault := faulty_weights(raw.weights)):
+            raise BadItemError(fault)
         return raw
 
     def pack(self, prepared: list[Points]) -> PointUnit:

@@ -7,14 +7,14 @@ from pathlib import Path, PurePosixPath
 
 from cswe.tokens.errors import BadItemError
 
-# An item of a real data set is far below these; what is above is there to fill the memory.
+# An image of a real data set is far below these; what is above is there to fill the memory.
 MAX_MEMBER_BYTES = 256 * 2**20
 MAX_RATIO = 500
 _RATIO_MATTERS_ABOVE = 2**20
 
 
-def safe_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """List the files of an archive; refuse names that lead outside, links, and bombs.
+def safe_members(archive: zipfile.ZipFile, *, of_images: bool = True) -> list[zipfile.ZipInfo]:
+    """List the files of an archive; refuse names that lead outside, links, and, where images are expected, bombs.
 
     Nothing is unpacked, so a bad name could do no harm here; but an archive that has one is not what it says it is.
     """
@@ -29,7 +29,8 @@ def safe_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
         if member.is_dir():
             continue
         ratio = member.file_size / max(member.compress_size, 1)
-        if member.file_size > MAX_MEMBER_BYTES or (member.file_size > _RATIO_MATTERS_ABOVE and ratio > MAX_RATIO):
+        large = member.file_size > MAX_MEMBER_BYTES or (member.file_size > _RATIO_MATTERS_ABOVE and ratio > MAX_RATIO)
+        if of_images and large:
             raise ValueError(
                 f"{where}: expected at most {MAX_MEMBER_BYTES} bytes, packed at most {MAX_RATIO} to 1, but it says "
                 f"{member.file_size} bytes, packed {ratio:.0f} to 1; the archive is not to be trusted"
@@ -66,11 +67,24 @@ class FilePool:
                 return (container / member).read_bytes()
             except OSError as error:
                 raise BadItemError(f"cannot be read ({error.strerror})") from None
+        try:
+            return self._zip(container).read(member)
+        except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, KeyError) as error:
+            raise BadItemError(f"cannot be read from its archive ({type(error).__name__})") from None
+
+    def stamp(self, container: Path, member: str) -> bytes:
+        """Return what is known of a file without reading it: its size and, in a zip, its checksum."""
+        if not container.is_dir():
+            info = self._zip(container).getinfo(member)
+            return f"{info.file_size} {info.CRC}".encode()
+        try:
+            return str((container / member).stat().st_size).encode()
+        except OSError:
+            return b"cannot be read"
+
+    def _zip(self, container: Path) -> zipfile.ZipFile:
         if self._process != os.getpid():  # forked: the parent's file position is not ours
             self._open, self._process = {}, os.getpid()
         if container not in self._open:
             self._open[container] = open_zip(container)
-        try:
-            return self._open[container].read(member)
-        except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, KeyError) as error:
-            raise BadItemError(f"cannot be read from its archive ({type(error).__name__})") from None
+        return self._open[container]

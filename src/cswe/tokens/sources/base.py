@@ -4,6 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -31,11 +32,18 @@ class Source(ABC):
     Parameters
     ----------
     ids
-        A name for every item, the same whatever form the data set came in.
+        A name for every item, an own one, the same whatever form the data set came in.
     splits
         The split of every item, numbers into `SPLITS`.
     labels
         The labels of all items.
+    origin
+        The file or folder, to be named in error messages.
+
+    Attributes
+    ----------
+    left_out
+        Which items of the file are not in the data set, in words, if any are not.
     """
 
     kind: ClassVar[Kind]
@@ -43,10 +51,15 @@ class Source(ABC):
     licence: str = ""
     dim: int = 0
     has_weights: bool = False
+    left_out: str = ""
 
-    def __init__(self, ids: Sequence[str], splits: npt.NDArray[np.uint8], labels: Labels) -> None:
+    def __init__(
+        self, ids: Sequence[str], splits: npt.NDArray[np.uint8], labels: Labels, *, origin: str | Path | None = None
+    ) -> None:
+        where = origin or self.name
         if not len(ids):
-            raise ValueError(f"{self.name}: expected items but found none")
+            raise ValueError(f"{where}: expected items but found none")
+        refuse_bad_ids(ids, where)
         self.ids = ids
         self.splits = splits
         self.labels = labels
@@ -66,6 +79,24 @@ class Source(ABC):
         """Return the choices that decide what is in the data set, for the manifest."""
         return {}
 
+    def stamp(self, index: int) -> bytes | None:
+        """Return what changes when a raw item does; None where that is not known without reading the item.
+
+        Known are items that are in memory, and the sizes of files, with checksums where a zip has them. So it is not
+        noticed when an HDF5 file is replaced, or an image of a folder by another of equally many bytes.
+        """
+        return None
+
+    def content(self, first: int, stop: int) -> str:
+        """Return a fingerprint of the items from `first` to `stop`; an empty one where an item has no stamp."""
+        checksum = hashlib.sha256()
+        for index in range(first, stop):
+            stamp = self.stamp(index)
+            if stamp is None:
+                return ""
+            checksum.update(len(stamp).to_bytes(8, "little") + stamp)
+        return checksum.hexdigest()[:32]
+
     def describe(self) -> dict[str, Any]:
         """Return the manifest's notes on the data set."""
         checksum = hashlib.sha256()
@@ -80,3 +111,16 @@ class Source(ABC):
         if self.licence:
             notes["licence"] = self.licence
         return notes
+
+
+def refuse_bad_ids(ids: Sequence[str], where: object) -> None:
+    """Refuse names that come twice, since an item is known by its name, or that cannot be written down."""
+    seen: set[str] = set()
+    for name in ids:
+        if name in seen:
+            raise ValueError(f"{where}: expected every id once but {name!r} comes again; give each item its own")
+        seen.add(name)
+        try:
+            name.encode()
+        except UnicodeEncodeError:  # a file name in an old encoding
+            raise ValueError(f"{where}: expected names in UTF-8 but got {name!r}; rename it") from None

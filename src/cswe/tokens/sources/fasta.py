@@ -21,7 +21,8 @@ class Fasta(SequenceSource):
     path
         The FASTA file, gzipped or not.
     labels
-        A table with columns ``id``, ``label`` and, if wanted, ``split``. Sequences that it does not name are left out.
+        A table with columns ``id``, ``label`` and, if wanted, ``split``, of one row a sequence. Sequences that it does
+        not name are left out.
     label_kind
         ``"class"`` (names), ``"multilabel"`` (names joined by ``|``) or ``"real"`` (numbers joined by ``|``).
     fractions
@@ -51,7 +52,7 @@ class Fasta(SequenceSource):
         else:
             ids = list(records)
         self._options: dict[str, Any] = {"unlabelled_left_out": len(records) - len(ids)}
-        values = _labels([table[name]["label"] for name in ids] if table else [], label_kind, labels)
+        values = _labels(ids, [table[name]["label"] for name in ids] if table else [], label_kind, labels)
         if table and all("split" in table[name] for name in ids):
             splits = np.array([_split(table[name]["split"], labels) for name in ids], dtype=np.uint8)
         else:
@@ -60,7 +61,9 @@ class Fasta(SequenceSource):
                 strata = values.values.numpy()
             splits = stratified_split(strata, (1 - sum(fractions), *fractions), seed)
             self._options |= {"fractions": list(fractions), "seed": seed}
-        super().__init__([records[name] for name in ids], ids, splits, values)
+        super().__init__([records[name] for name in ids], ids, splits, values, origin=self._file)
+        if len(ids) < len(records):
+            self.left_out = f"{len(records) - len(ids):,} of {len(records):,} sequences, which {labels} does not name"
 
     def locate(self, index: int) -> str:
         """Say which record a sequence is."""
@@ -104,18 +107,22 @@ def _unique(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read_labels(path: Path) -> dict[str, dict[str, str]]:
-    table = {}
-    for row in read_table(path):
+    table: dict[str, dict[str, str]] = {}
+    for line, row in read_table(path):
         entry = {name.strip().lower(): value.strip() for name, value in row.items()}
         if "id" not in entry or "label" not in entry:
             raise ValueError(f"{path}: expected columns 'id' and 'label' but got {sorted(entry)}")
+        if entry["id"] in table:
+            raise ValueError(f"{path}, line {line}: expected every id once but {entry['id']!r} comes again")
         table[entry["id"]] = entry
     return table
 
 
-def _labels(texts: list[str], kind: LabelKind, file: str | Path | None) -> Labels:
+def _labels(names: list[str], texts: list[str], kind: LabelKind, file: str | Path | None) -> Labels:
     if not texts or kind == "none":
         return Labels()
+    if kind != "multilabel" and "" in texts:
+        raise ValueError(f"{file}: expected a label for every id but {names[texts.index('')]!r} has none")
     if kind == "class":
         return Labels.from_names(texts)
     parts = [[part.strip() for part in text.split("|") if part.strip()] for text in texts]
@@ -124,7 +131,7 @@ def _labels(texts: list[str], kind: LabelKind, file: str | Path | None) -> Label
     try:
         return Labels.real([[float(part) for part in entry] for entry in parts])
     except ValueError as error:
-        raise ValueError(f"{file}: expected equally many real numbers in every label but {error}") from None
+        raise ValueError(f"{file}: expected equally many finite numbers in every label ({error})") from None
 
 
 def _split(name: str, file: str | Path | None) -> int:

@@ -1,6 +1,7 @@
 """Any folder of class folders."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ _SPLIT_FOLDERS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation":
 
 class ImageFolder(ImageSource):
     """A folder with one folder of images per class, or with such folders for ``train``, ``val`` and ``test``.
+
+    Folders without images, and what systems and programs hide (``.ipynb_checkpoints``, ``__MACOSX``), are passed over.
 
     Parameters
     ----------
@@ -32,12 +35,11 @@ class ImageFolder(ImageSource):
         root = Path(path)
         if not root.is_dir():
             raise ValueError(f"{root}: expected a folder of class folders but there is no such folder")
-        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-        named = {folder for folder in folders if folder.lower() in _SPLIT_FOLDERS}
-        self._split_is_given = bool(named) and named == set(folders)
+        tops = _split_folders(root)
+        self._split_is_given = bool(tops)
         found: list[tuple[int, str, str]] = []
-        for top in sorted(named) if self._split_is_given else [""]:
-            for label in sorted(entry.name for entry in os.scandir(root / top) if entry.is_dir()):
+        for top in tops or [""]:
+            for label in _folders(root / top):
                 for member in _images(root / top / label):
                     relative = "/".join(part for part in (top, label, member) if part)
                     found.append((_SPLIT_FOLDERS.get(top.lower(), 0), label, relative))
@@ -59,10 +61,38 @@ class ImageFolder(ImageSource):
         return {"fractions": dict(zip(SPLITS[1:], self._fractions, strict=True)), "seed": self._seed}
 
 
+def _split_folders(root: Path) -> list[str]:
+    """Return the folders that are splits: all that have images, or none."""
+    folders = [name for name in _folders(root) if next(_walk(root / name), None) is not None]
+    named = [name for name in folders if name.lower() in _SPLIT_FOLDERS]
+    others = [name for name in folders if name not in named]
+    if not named or not others:
+        return named
+    # A train is also a vehicle: one such folder, with its images right in it, is a class like the others.
+    if len(named) == 1 and any("/" not in member for member in _walk(root / named[0])):
+        return []
+    raise ValueError(
+        f"{root}: expected folders of splits, or of classes, but got {named[0]!r} beside {others[0]!r}; move "
+        f"{root / others[0]} elsewhere, or into a split"
+    )
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_hidden(entry.name))
+
+
 def _images(folder: Path) -> list[str]:
-    found = []
+    return sorted(_walk(folder))
+
+
+def _walk(folder: Path) -> Iterator[str]:
     for path, folders, files in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
         inside = Path(path).relative_to(folder)
-        found += [(inside / name).as_posix() for name in files if Path(name).suffix.lower() in EXTENSIONS]
-    return sorted(found)
+        for name in files:
+            if Path(name).suffix.lower() in EXTENSIONS and not _is_hidden(name):
+                yield (inside / name).as_posix()
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"

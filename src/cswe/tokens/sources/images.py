@@ -42,7 +42,7 @@ class ImageSource(Source):
         splits: npt.NDArray[np.uint8],
         labels: Labels,
     ) -> None:
-        super().__init__(ids, splits, labels)
+        super().__init__(ids, splits, labels, origin=", ".join(map(str, containers)))
         self._containers = list(containers)
         self._places = places
         self._files = FilePool()
@@ -51,6 +51,11 @@ class ImageSource(Source):
         """Read and decode one image, as RGB."""
         container, member = self._places[index]
         return decode_image(self._files.read(self._containers[container], member))
+
+    def stamp(self, index: int) -> bytes:
+        """Return size and, from a zip, checksum of an image's file."""
+        container, member = self._places[index]
+        return self._files.stamp(self._containers[container], member)
 
     def locate(self, index: int) -> str:
         """Say where an image lies."""
@@ -66,8 +71,22 @@ def decode_image(data: bytes) -> Any:
             # Pillow only warns of an image that would fill the memory, up to twice its limit.
             warnings.simplefilter("error", image_module.DecompressionBombWarning)
             with image_module.open(io.BytesIO(data)) as image:
-                return image.convert("RGB")
+                return _to_8_bits(image_module, image).convert("RGB")
+    except BadItemError:
+        raise
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning):
         raise BadItemError("is too large an image to be decoded safely") from None
     except (OSError, ValueError, SyntaxError, IndexError, EOFError, TypeError, AttributeError, KeyError) as error:
         raise BadItemError(f"is not an image that can be read ({type(error).__name__})") from None
+
+
+def _to_8_bits(image_module: Any, image: Any) -> Any:
+    """Scale 16-bit grey to 8 bits, which Pillow would clip: almost all of such an image would be white."""
+    # Pillow gives the 16 bits of these two formats as 32, or as 16, depending on its version.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        values = np.asarray(image).astype(np.int64)
+        return image_module.fromarray(((values + 128) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = "whole" if image.mode == "I" else "real"
+        raise BadItemError(f"has 32-bit {kind} numbers as pixels, of unknown range; save it with 8 or 16 bits")
+    return image

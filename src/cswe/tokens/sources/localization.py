@@ -35,9 +35,15 @@ class SequenceSource(Source):
     kind = "sequence"
     name = "sequences"
 
-    def __init__(self, texts: Sequence[str], ids: Sequence[str], splits: Any, labels: Labels) -> None:
-        super().__init__(ids, splits, labels)
+    def __init__(
+        self, texts: Sequence[str], ids: Sequence[str], splits: Any, labels: Labels, *, origin: Path | None = None
+    ) -> None:
+        super().__init__(ids, splits, labels, origin=origin)
         self._texts = texts
+
+    def stamp(self, index: int) -> bytes:
+        """Return the sequence itself."""
+        return self._texts[index].encode()
 
     def load(self, index: int) -> str:
         """Return one sequence."""
@@ -52,7 +58,8 @@ class Localization(SequenceSource):
     * ``sequence, target, set, validation``: the table of Zenodo 10631963 (``balanced.csv``).
     * ``sequence, label, partition``, several labels joined by ``|``: DeepLoc 2.0.
     * ``Sequence, Partition`` and a 0/1 column for every location: DeepLoc 2.0's own file.
-    * ``text`` or ``sequence``, ``label``, ``split``: any other set.
+    * ``text`` or ``sequence``, ``label``, ``split``: any other set. Without a column that names splits all items are
+      for training; nothing is dealt, as it is for FASTA files.
 
     Parameters
     ----------
@@ -75,29 +82,34 @@ class Localization(SequenceSource):
         partitions: tuple[tuple[int, ...], tuple[int, ...]] = ((3,), (4,)),
     ) -> None:
         self._file = Path(path)
-        rows = ({name.strip().lower(): value for name, value in row.items()} for row in read_table(self._file))
         texts, ids, splits = [], [], []
         targets: list[list[str]] = []
         self._lines: list[int] = []
-        self._dropped = 0
-        for line, row in enumerate(rows, start=2):
+        dropped = 0
+        for number, (line, fields) in enumerate(read_table(self._file)):
+            row = {name.strip().lower(): value for name, value in fields.items()}
             text = next((row[name] for name in _TEXTS if name in row), None)
             if text is None:
                 raise ValueError(f"{path}: expected a column named one of {_TEXTS} but got {sorted(row)}")
             found = _targets(row, self._file)
             if not multi_label and len(found) != 1:
-                self._dropped += 1
+                dropped += 1
                 continue
             texts.append(text.strip())
-            ids.append(next((row[name] for name in _IDS if name in row), f"row-{line - 2}"))
+            ids.append(next((row[name] for name in _IDS if name in row), f"row-{number}"))
             splits.append(_split(row, partitions, self._file, line))
             targets.append(found)
             self._lines.append(line)
         if not texts:
             raise ValueError(f"{path}: expected items with {'a' if multi_label else 'exactly one'} label but got none")
         labels = Labels.from_sets(targets) if multi_label else Labels.from_names([names[0] for names in targets])
-        super().__init__(texts, ids, np.array(splits, dtype=np.uint8), labels)
-        self._options: dict[str, Any] = {"multi_label": multi_label, "other_items_left_out": self._dropped}
+        super().__init__(texts, ids, np.array(splits, dtype=np.uint8), labels, origin=self._file)
+        if dropped:
+            self.left_out = (
+                f"{dropped:,} of {dropped + len(texts):,} items, which do not have exactly one label; "
+                "--multi-label keeps them"
+            )
+        self._options: dict[str, Any] = {"multi_label": multi_label, "other_items_left_out": dropped}
         if "partition" in row:
             self._options["partitions"] = [list(part) for part in partitions]
 
@@ -123,7 +135,7 @@ def _split(row: dict[str, str], partitions: tuple[tuple[int, ...], tuple[int, ..
     if "partition" in row:
         try:
             partition = int(float(row["partition"]))
-        except ValueError:
+        except (ValueError, OverflowError):
             raise ValueError(f"{file}, line {line}: expected a partition number but got {row['partition']!r}") from None
         return 1 if partition in partitions[0] else 2 if partition in partitions[1] else 0
     name = row.get("set", row.get("split", "train")).strip().lower()

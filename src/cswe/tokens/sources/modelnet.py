@@ -62,7 +62,7 @@ class ModelNet(Source):
         splits = np.full(len(ids), 2, dtype=np.uint8)
         train = np.array([part == "train" for part in official])
         splits[train] = stratified_split(classes[train], (1 - validation, validation), seed)
-        super().__init__(ids, splits, Labels.classes(classes, names))
+        super().__init__(ids, splits, Labels.classes(classes, names), origin=root)
         self._points, self._validation, self._seed = points, validation, seed
         self._open: dict[int, Any] = {}
         self._process = os.getpid()

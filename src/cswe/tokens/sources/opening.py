@@ -1,9 +1,9 @@
 """From a path to a data set."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from cswe.tokens.labels import LabelKind
 from cswe.tokens.sources.archives import open_zip
@@ -20,6 +20,18 @@ Format = Literal["digits", "tiny-imagenet", "image-folder", "modelnet", "point-s
 _FASTA = (".fasta", ".fa", ".faa")
 _TABLES = (".csv", ".tsv")
 _POINTS = (".npz", ".h5", ".hdf5")
+
+
+# Which choices matter to which format.
+_USED: dict[str, set[str]] = {
+    "digits": {"seed", "ink"},
+    "tiny-imagenet": {"seed"},
+    "image-folder": {"seed"},
+    "modelnet": {"seed", "points"},
+    "point-sets": {"seed", "points", "label_kind"},
+    "localization": {"multi_label"},
+    "fasta": {"seed", "labels", "label_kind"},
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,8 @@ def open_source(
     paths: str | Path | Sequence[str | Path] = (),
     format: Format | None = None,
     options: SourceOptions | None = None,
+    *,
+    strict: bool = False,
 ) -> Source:
     """Open a data set; without a path, the digits that come with scikit-learn.
 
@@ -65,6 +79,8 @@ def open_source(
         What it is; found out from names and contents if not given.
     options
         Choices about the data.
+    strict
+        Refuse choices that do not matter to the format, rather than pass over them.
 
     Examples
     --------
@@ -83,7 +99,21 @@ def open_source(
         raise ValueError(f"data: expected a path, since the format is {kind}, but got none")
     if kind not in ("tiny-imagenet", "digits") and len(files) > 1:
         raise ValueError(f"data: expected one path, since the format is {kind}, but got {len(files)}")
+    if chosen.points is not None and chosen.points < 1:
+        raise ValueError(f"points: expected at least 1 but got {chosen.points}")
+    if strict:
+        refuse_unused(chosen, _USED[kind], f"the format {kind}")
     return FORMATS[kind](files, chosen)
+
+
+def refuse_unused(options: Any, used: set[str], where: str) -> None:
+    """Refuse options, fields of a dataclass, that are set to something and then not looked at."""
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name not in used and value != field.default:
+            raise ValueError(
+                f"{field.name}: expected it to be left out, since {where} has no use for it, but got {value}"
+            )
 
 
 FORMATS: dict[str, Callable[[list[Path], SourceOptions], Source]] = {

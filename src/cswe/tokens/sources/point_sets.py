@@ -1,6 +1,9 @@
 """Any HDF5 or NPZ file of point sets."""
 
 import os
+import sys
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from cswe.tokens.sources.base import SPLITS, Points, Source
 _POINTS = ("points", "data", "tokens", "values", "x")
 _OFFSETS = ("ptr", "offsets")
 _LABELS = ("labels", "label", "y", "target")
+_NUMBERS = "fiub"  # NumPy's letters for the kinds of types that are numbers
 
 
 class PointSets(Source):
@@ -53,60 +57,49 @@ class PointSets(Source):
         seed: int = 0,
     ) -> None:
         self._file = Path(path)
+        self._in_memory = self._file.suffix.lower() == ".npz"
         self._arrays: dict[str, Any] | None = None
         self._process = os.getpid()
         arrays = self._open()
         self._points_name = _first(arrays, _POINTS)
         if self._points_name is None:
             raise ValueError(f"{path}: expected an array named one of {_POINTS} but got {sorted(arrays)}")
-        shape = arrays[self._points_name].shape
+        shape, kind = arrays[self._points_name].shape, arrays[self._points_name].dtype
         offsets_name = _first(arrays, _OFFSETS)
-        self._offsets = None if offsets_name is None else np.asarray(arrays[offsets_name], dtype=np.int64)
-        if len(shape) != (3 if self._offsets is None else 2):
-            wanted = "(n, N, d)" if self._offsets is None else "(T, d), since there are offsets,"
-            raise ValueError(f"{path}: expected {self._points_name} of shape {wanted} but got {shape}")
-        if self._offsets is not None and (
-            self._offsets.ndim != 1
-            or self._offsets[0] != 0
-            or self._offsets[-1] != shape[0]
-            or bool((np.diff(self._offsets) < 0).any())
-        ):
-            raise ValueError(f"{path}: expected {offsets_name} to rise from 0 to {shape[0]} but it does not")
+        if len(shape) != (3 if offsets_name is None else 2) or kind.kind not in _NUMBERS:
+            wanted = "(n, N, d)" if offsets_name is None else "(T, d), since there are offsets"
+            raise ValueError(
+                f"{path}: expected {self._points_name} to be numbers of shape {wanted}, but got {kind} of shape {shape}"
+            )
+        self._offsets = None if offsets_name is None else _offsets(arrays[offsets_name], shape[0], offsets_name, path)
+        self.has_weights = "weights" in arrays
+        if self.has_weights:
+            found, kind = arrays["weights"].shape, arrays["weights"].dtype
+            if found != shape[:-1] or kind.kind not in _NUMBERS:
+                raise ValueError(
+                    f"{path}: expected weights to be numbers of shape {shape[:-1]} but got {kind} of shape {found}"
+                )
         count = shape[0] if self._offsets is None else len(self._offsets) - 1
+        if not count:
+            raise ValueError(f"{path}: expected sets but found none")
         labels = _labels(arrays, label_kind, count, self._file)
         ids = _texts(arrays["ids"]) if "ids" in arrays else [str(number) for number in range(count)]
-        splits, self._split_is_given = self._splits(arrays, labels, count, fractions, seed)
+        splits, self._split_is_given = _splits(arrays, labels, count, fractions, seed, self._file)
         for name, length in (("ids", len(ids)), ("splits", len(splits))):
             if length != count:
                 raise ValueError(f"{path}: expected {count} {name} but got {length}")
-        super().__init__(ids, splits, labels)
+        super().__init__(ids, splits, labels, origin=self._file)
         self.dim = int(shape[-1])
-        self.has_weights = "weights" in arrays
         self._options: dict[str, Any] = {"points": points, "seed": seed}
         if not self._split_is_given:
             self._options["fractions"] = list(fractions)
         self._points, self._seed = points, seed
 
-    @staticmethod
-    def _splits(
-        arrays: dict[str, Any], labels: Labels, count: int, fractions: tuple[float, float], seed: int
-    ) -> tuple[npt.NDArray[np.uint8], bool]:
-        if "splits" in arrays:
-            names = _texts(arrays["splits"])
-            unknown = sorted(set(names) - set(SPLITS))
-            if unknown:
-                raise ValueError(f"splits: expected names out of {SPLITS} but got {unknown[:3]}")
-            return np.array([SPLITS.index(name) for name in names], dtype=np.uint8), True
-        strata = np.zeros(count, dtype=np.int64)
-        if labels.spec.kind == "class" and labels.values is not None:
-            strata = labels.values.numpy()
-        return stratified_split(strata, (1 - sum(fractions), *fractions), seed), False
-
     def _open(self) -> dict[str, Any]:
-        if self._process != os.getpid():  # forked: HDF5 handles cannot be shared
+        if self._process != os.getpid() and not self._in_memory:  # forked: HDF5 handles cannot be shared
             self._arrays, self._process = None, os.getpid()
         if self._arrays is None:
-            self._arrays = _open_npz(self._file) if self._file.suffix == ".npz" else _open_hdf5(self._file)
+            self._arrays = _open_npz(self._file) if self._in_memory else _open_hdf5(self._file)
         return self._arrays
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,10 +107,7 @@ class PointSets(Source):
 
     def load(self, index: int) -> Points:
         """Return one set."""
-        arrays = self._open()
-        where: Any = index
-        if self._offsets is not None:
-            where = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
+        arrays, where = self._open(), self._where(index)
         try:
             points = np.asarray(arrays[str(self._points_name)][where], dtype=np.float32)
             weights = np.asarray(arrays["weights"][where], dtype=np.float32) if self.has_weights else None
@@ -131,6 +121,16 @@ class PointSets(Source):
             chosen = permutation(len(points), "points", self._seed, self.ids[index])[: self._points]
             points, weights = points[chosen], None if weights is None else weights[chosen]
         return Points(points, weights)
+
+    def stamp(self, index: int) -> bytes | None:
+        """Return the set itself, if the file is in memory."""
+        if not self._in_memory:
+            return None
+        names = [str(self._points_name)] + ["weights"] * self.has_weights
+        return b"".join(self._open()[name][self._where(index)].tobytes() for name in names)
+
+    def _where(self, index: int) -> int | slice:
+        return index if self._offsets is None else slice(int(self._offsets[index]), int(self._offsets[index + 1]))
 
     def locate(self, index: int) -> str:
         """Say in which file a set lies."""
@@ -149,34 +149,88 @@ def _texts(array: Any) -> list[str]:
     return [entry.decode() if isinstance(entry, bytes) else str(entry) for entry in np.asarray(array).reshape(-1)]
 
 
+def _offsets(array: Any, total: int, name: str, file: object) -> npt.NDArray[np.int64]:
+    offsets = np.asarray(array)
+    if (
+        offsets.ndim != 1
+        or not len(offsets)
+        or offsets.dtype.kind not in "iu"
+        or offsets[0] != 0
+        or offsets[-1] != total
+        or bool((np.diff(offsets.astype(np.int64)) < 0).any())
+    ):
+        raise ValueError(f"{file}: expected {name}, whole numbers, to rise from 0 to {total} but it does not")
+    return offsets.astype(np.int64)
+
+
+def _splits(
+    arrays: dict[str, Any], labels: Labels, count: int, fractions: tuple[float, float], seed: int, file: Path
+) -> tuple[npt.NDArray[np.uint8], bool]:
+    if "splits" in arrays:
+        names = _texts(arrays["splits"])
+        unknown = sorted(set(names) - set(SPLITS))
+        if unknown:
+            raise ValueError(f"{file}: expected names out of {SPLITS} as splits but got {unknown[:3]}")
+        return np.array([SPLITS.index(name) for name in names], dtype=np.uint8), True
+    strata = np.zeros(count, dtype=np.int64)
+    if labels.spec.kind == "class" and labels.values is not None:
+        strata = labels.values.numpy()
+    return stratified_split(strata, (1 - sum(fractions), *fractions), seed), False
+
+
 def _labels(arrays: dict[str, Any], kind: LabelKind | None, count: int, file: Path) -> Labels:
     name = _first(arrays, _LABELS)
     if name is None or kind == "none":
         return Labels()
     values = np.asarray(arrays[name])
-    if len(values) != count:
-        raise ValueError(f"{file}: expected {count} {name} but got {len(values)}")
-    flat = values.reshape(count, -1)
+    if values.ndim == 0 or len(values) != count:
+        raise ValueError(f"{file}: expected {count} {name} but got shape {values.shape}")
+    columns = values.reshape(count, -1)
+    text = columns.dtype.kind in "SUO"
     if kind is None:
-        kind = "real" if flat.dtype.kind == "f" else "class" if flat.shape[1] == 1 else "multilabel"
-    if kind == "real":
-        return Labels.real(flat)
-    if kind == "class":
-        if flat.dtype.kind in "SUO":
-            return Labels.from_names(_texts(flat))
-        return Labels.classes(flat.astype(np.int64))
-    return Labels.from_table(flat)
+        one = text or columns.shape[1] == 1
+        kind = "real" if columns.dtype.kind == "f" else "class" if one else "multilabel"
+    try:
+        if kind == "real":
+            return Labels.real(columns)
+        if kind == "multilabel":
+            return Labels.from_table(columns)
+        if columns.shape[1] != 1:
+            raise ValueError(f"{name}: expected one class an item, shape ({count},), but got {values.shape}")
+        if text:
+            return Labels.from_names(_texts(columns))
+        with np.errstate(invalid="ignore"):  # of NaN
+            whole = columns.astype(np.int64)
+        if bool((whole != columns).any()):
+            raise ValueError(
+                f"{name}: expected class numbers but got numbers that are not whole; is --label-kind real meant?"
+            )
+        return Labels.classes(whole)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def _open_npz(file: Path) -> dict[str, Any]:
     with open_zip(file) as archive:
-        safe_members(archive)
+        # Not the limits of images: arrays are large, and a constant one packs well. But all of them must fit.
+        size = sum(member.file_size for member in safe_members(archive, of_images=False))
+    if size > _memory():
+        raise ValueError(f"{file}: holds {size / 2**30:.1f} GiB, more than this machine's memory; use HDF5 instead")
     try:
         # No pickles: an object array is refused.
         with np.load(file, allow_pickle=False) as content:
-            return {name: content[name] for name in content.files}
-    except ValueError as error:
-        raise ValueError(f"{file}: expected plain arrays but {error}") from None
+            arrays = {name: content[name] for name in content.files}
+    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{file}: expected plain arrays but {error}; write it again") from None
+    return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+
+
+def _memory() -> int:
+    """Bytes of memory that the machine has; no limit where it does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return sys.maxsize
 
 
 def _open_hdf5(file: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -11,13 +12,21 @@ from typing import IO
 MAX_BYTES = 8 * 2**30
 
 
-def open_text(path: Path) -> IO[str]:
-    """Open a text file, unpacking gzip on the way; stop at a bomb."""
+# A protein has some 35,000 residues at most, but a text may be longer than the 131,072 letters that csv allows a field.
+_MAX_FIELD = 2**30
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """Open a text file, unpacking gzip on the way; stop at a bomb, and name the file if it is no UTF-8."""
     if not path.is_file():
         raise ValueError(f"{path}: expected a file but there is none")
-    if path.suffix == ".gz":
-        return io.TextIOWrapper(io.BufferedReader(_Limited(path)), encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+    raw = io.BufferedReader(_Limited(path)) if path.suffix == ".gz" else path.open("rb")
+    with io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as stream:
+        try:
+            yield stream
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: expected text in UTF-8 but {error}; save it as UTF-8") from None
 
 
 class _Limited(io.RawIOBase):
@@ -48,17 +57,29 @@ class _Limited(io.RawIOBase):
         super().close()
 
 
-def read_table(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table, by column name; a tab in the first line makes it a TSV."""
+def read_table(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the rows of a table: the line that each begins in, and its fields by column name.
+
+    A tab in the first line makes it a TSV.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_FIELD))
     with open_text(path) as stream:
         first = stream.readline()
         if not first.strip():
             raise ValueError(f"{path}: expected a table with a line of column names but it is empty")
         delimiter = "\t" if "\t" in first else ","
         columns = next(csv.reader([first], delimiter=delimiter))
-        for number, fields in enumerate(csv.reader(stream, delimiter=delimiter), start=2):
+        rows = csv.reader(stream, delimiter=delimiter)
+        while True:
+            line = rows.line_num + 2  # a field may hold line breaks, and the reader has not seen the first line
+            try:
+                fields = next(rows, None)
+            except csv.Error as error:
+                raise ValueError(f"{path}, line {line}: expected fields of a table but {error}") from None
+            if fields is None:
+                return
             if not fields:
                 continue
             if len(fields) != len(columns):
-                raise ValueError(f"{path}, line {number}: expected {len(columns)} fields but got {len(fields)}")
-            yield dict(zip(columns, fields, strict=True))
+                raise ValueError(f"{path}, line {line}: expected {len(columns)} fields but got {len(fields)}")
+            yield line, dict(zip(columns, fields, strict=True))

@@ -60,6 +60,12 @@ class TinyImageNet(ImageSource):
                 f"{where}: expected val/val_annotations.txt to name every image of val but it lacks {unknown[0]}; "
                 "give all parts of the data set"
             )
+        untrained = {annotations[Path(member).name] for *_, member in held_out} - {wnid for wnid, *_ in train}
+        if train and untrained:
+            raise ValueError(
+                f"{where}: expected images in train of every class of val but there are none of {min(untrained)}, nor "
+                f"of {len(untrained) - 1} others; give all parts of the data set"
+            )
         wnids = [wnid for wnid, *_ in train] + [annotations[Path(member).name] for *_, member in held_out]
         labels = Labels.from_names(wnids)
         splits = np.full(len(wnids), 2, dtype=np.uint8)

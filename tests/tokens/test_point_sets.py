@@ -1,0 +1,80 @@
+"""Files of point sets: large ones are read, wrong ones are refused by name."""
+
+import numpy as np
+import pytest
+
+from cswe.tokens.errors import BadItemError
+from cswe.tokens.sources import SourceOptions, open_source, point_sets
+
+POINTS = np.random.Generator(np.random.PCG64(0)).random((20, 6, 3), dtype=np.float32)
+ONE_HOT = np.eye(2, dtype=np.int64)[np.arange(20) % 2]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        ({"labels": ONE_HOT}, {"label_kind": "class"}, r"one class an item.*\(20, 2\)"),
+        ({"labels": ONE_HOT, "splits": ["train"] * 20}, {"label_kind": "class"}, r"one class an item.*\(20, 2\)"),
+        ({"labels": np.linspace(0, 2.9, 20)}, {"label_kind": "class"}, "not whole"),
+        ({"labels": np.where(np.arange(20) == 3, np.nan, 1.0)}, {}, "finite numbers.*nan"),
+        ({"labels": np.where(np.arange(20) == 3, np.nan, 1.0)}, {"label_kind": "class"}, "not whole"),
+        ({"labels": np.array(3)}, {}, r"20 labels but got shape \(\)"),
+        ({"labels": np.arange(20) - 1}, {}, "class numbers from 0 on but got -1"),
+        ({"labels": ONE_HOT * 2}, {}, "0 or 1 for every class but got 2"),
+        ({"labels": np.array(["a", "b"] * 10)}, {"label_kind": "real"}, "expected a number"),
+        ({"weights": np.ones((19, 6))}, {}, r"weights to be numbers of shape \(20, 6\) but got .* \(19, 6\)"),
+        ({"splits": ["val"] * 20}, {}, "as splits but got .*'val'"),
+        ({"ids": ["a"] * 20}, {}, "every id once but 'a' comes again"),
+        ({"points": np.full((20, 6, 3), "x")}, {}, "points to be numbers"),
+        ({"points": POINTS.reshape(-1, 3), "ptr": np.array([], dtype=np.int64)}, {}, "ptr, whole numbers"),
+        ({"points": POINTS[:0]}, {}, "found none"),
+    ],
+)
+def test_a_wrong_array_is_refused(tmp_path, arrays, options, message):
+    np.savez(tmp_path / "sets.npz", **{"points": POINTS, **arrays})
+    with pytest.raises(ValueError, match=f"sets.npz: .*{message}"):
+        open_source(tmp_path / "sets.npz", options=SourceOptions(**options))
+
+
+def test_whole_numbers_are_classes_whatever_their_type(tmp_path):
+    np.savez(tmp_path / "sets.npz", points=POINTS, labels=np.arange(20.0)[:, None] % 3)
+    labels = open_source(tmp_path / "sets.npz", options=SourceOptions(label_kind="class")).labels
+    assert labels.values.tolist() == [number % 3 for number in range(20)]
+
+
+def test_weights_that_are_not_finite_make_a_bad_item(tmp_path):
+    from cswe.tokens.backbones.point_batches import PointPreparer
+
+    weights = np.ones((20, 6), dtype=np.float32)
+    weights[2, 1] = np.inf
+    np.savez(tmp_path / "sets.npz", points=POINTS, weights=weights)
+    source, preparer = open_source(tmp_path / "sets.npz"), PointPreparer(3, weighted=True)
+    assert preparer.one(source.load(1)) is not None
+    with pytest.raises(BadItemError, match="finite weights"):
+        preparer.one(source.load(2))
+
+
+@pytest.mark.parametrize("points", [0, -2])
+def test_at_least_one_point_is_drawn(tmp_path, points):
+    np.savez(tmp_path / "sets.npz", points=POINTS)
+    with pytest.raises(ValueError, match=f"points: expected at least 1 but got {points}"):
+        open_source(tmp_path / "sets.npz", options=SourceOptions(points=points))
+
+
+def test_arrays_may_be_large_and_pack_well(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "sets.NPZ.npz", points=np.zeros((600, 600, 1)))  # 1,000 to 1
+    (tmp_path / "sets.NPZ.npz").rename(tmp_path / "sets.NPZ")
+    assert len(open_source(tmp_path / "sets.NPZ")) == 600
+    monkeypatch.setattr(point_sets, "_memory", lambda: 1000)
+    with pytest.raises(ValueError, match="more than this machine's memory"):
+        open_source(tmp_path / "sets.NPZ")
+
+
+def test_a_flipped_byte_is_found(tmp_path):
+    file = tmp_path / "sets.npz"
+    np.savez(file, points=POINTS)
+    data = bytearray(file.read_bytes())
+    data[300] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match=r"sets.npz: .*CRC.*write it again"):
+        open_source(file)

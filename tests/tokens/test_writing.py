@@ -1,0 +1,128 @@
+"""Two writers do not undo each other's work, wrong items are refused, and writing many small ones is quick."""
+
+import pickle
+import sys
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cswe.tokens import Item, LabelSpec, StoreSpec, StoreWriter, TokenStore, TokenStoreError, drop_damaged
+from cswe.tokens import store as store_module
+from cswe.tokens.manifest import Manifest
+from cswe.tokens.shards import Columns, _blocks
+
+ONES = torch.ones(2, 2)
+
+
+def test_what_another_writer_adds_while_damage_is_looked_for_is_not_lost(store, make_items, damage, monkeypatch):
+    damage(store, 1)
+    added = replace(make_items(1)[0], id="precious")
+    check, tried, done = store_module.check_bytes, [], []
+
+    def meanwhile(*arguments):
+        if not tried:
+            tried.append(True)
+            with suppress(TokenStoreError):  # it may be refused; but once it is done, it is done
+                store.append([added])
+                done.append(True)
+        return check(*arguments)
+
+    monkeypatch.setattr(store_module, "check_bytes", meanwhile)
+    assert [entry.number for entry in drop_damaged(store.path)] == [1]
+    assert tried
+    assert ("precious" in TokenStore(store.path).ids) == bool(done)
+
+
+def test_two_that_append_at_once_both_do(store, make_items, monkeypatch):
+    mine, other = (replace(make_items(1)[0], id=name) for name in ("mine", "another's"))
+    read, looked = Manifest.read, []
+
+    def meanwhile(path):
+        found = read(path)
+        if not looked:
+            looked.append(True)
+            TokenStore(store.path).append([other])
+        return found
+
+    monkeypatch.setattr(Manifest, "read", meanwhile)
+    assert store.append([mine]).ids[50:] == ["another's", "mine"]
+
+
+def test_a_store_that_could_not_be_created_is_no_obstacle(tmp_path, make_items):
+    with pytest.raises(ValueError, match="item 'wrong'"):
+        TokenStore.create(tmp_path, [*make_items(30), Item(ONES, id="wrong")], shard_bytes=300)
+    assert len(TokenStore.create(tmp_path, make_items(3))) == 3
+
+
+def test_a_writer_that_has_written_no_shard_is_no_obstacle(tmp_path, make_items):
+    with StoreWriter(tmp_path, StoreSpec(layers={0: 7})):
+        pass  # broken off
+    assert len(TokenStore.create(tmp_path, make_items(3))) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        ({}, {"label": 5}, "'then': expected no label"),
+        ({}, {"cls": torch.ones(2)}, "'then': expected no cls"),
+        ({}, {"weights": torch.ones(2)}, "'then': expected no weights"),
+        ({}, {"tokens": {0: ONES, 1: ONES}}, r"'then': tokens: expected layers \[0\] but got \[0, 1\]"),
+        ({"label": 1}, {}, "'then': expected a value for label"),
+        ({"weights": torch.ones(2)}, {"weights": torch.tensor([1.0, torch.inf])}, "'then': expected finite weights"),
+        ({"weights": torch.ones(2)}, {"weights": torch.tensor([1.0, -1.0])}, "'then': .*not negative"),
+        ({"weights": torch.ones(2)}, {"weights": torch.zeros(2)}, "'then': .*not all zero"),
+        ({"label": 0.5}, {"label": float("nan")}, "'then': label: expected finite numbers.*nan"),
+        ({"label": 1}, {"label": "cat"}, "'then': label: expected a number.*'cat'"),
+        ({"label": "cat"}, {}, "label: expected a number.*'cat'"),
+        ({"label": [0.5, 1.0]}, {"label": [0.5]}, "'then': label: expected 2 numbers an item but got 1"),
+    ],
+)
+def test_what_the_store_cannot_hold_is_refused(tmp_path, first, then, message):
+    items = [Item(**{"tokens": ONES, "id": name, **fields}) for name, fields in (("first", first), ("then", then))]
+    with pytest.raises(ValueError, match=message):
+        TokenStore.create(tmp_path, items)
+
+
+def test_several_labels_are_zeros_and_ones():
+    spec = LabelSpec("multilabel", ("a", "b"), 2)
+    with pytest.raises(ValueError, match=r"0 or 1 for every class but got 0\.7"):
+        spec.column([[0.7, 1]])
+    assert spec.column([[True, False]]).tolist() == [[1, 0]]
+
+
+def test_arrays_are_as_good_as_tensors(tmp_path):
+    item = Item(np.ones((2, 3), dtype=np.float32), weights=np.ones(2), cls=np.zeros(3))
+    assert TokenStore.create(tmp_path, [item])[0].weights.tolist() == [1, 1]
+
+
+def test_a_store_travels_to_another_process(store):
+    again = pickle.loads(pickle.dumps(store))
+    assert torch.equal(again[7].tokens, store[7].tokens)
+    assert (again.ids, again.lengths.tolist()) == (store.ids, store.lengths.tolist())
+    assert next(iter(again.batches(5))).index.tolist() == next(iter(store.batches(5))).index.tolist()
+
+
+def test_work_grows_with_the_items_and_not_with_their_square(tmp_path):
+    def calls(count):
+        seen = []
+        sys.setprofile(lambda frame, event, argument: seen.append(event))
+        try:
+            TokenStore.create(tmp_path / str(count), (Item(ONES) for _ in range(count)))
+        finally:
+            sys.setprofile(None)
+        return seen.count("call")
+
+    assert calls(800) < 5 * calls(200)
+
+
+def test_small_pieces_are_written_in_few_blocks():
+    count = 3000
+    tokens = torch.arange(6.0 * count).half().view(2 * count, 3)
+    shared = {"lengths": [2] * count, "ids": [""] * count, "splits": [0] * count}
+    small = list(_blocks(StoreSpec({0: 3}), Columns({0: list(tokens.split(2))}, **shared), 0))
+    whole = list(_blocks(StoreSpec({0: 3}), Columns({0: [tokens]}, **shared), 0))
+    assert b"".join(small) == b"".join(whole)
+    assert len(small) < 20
