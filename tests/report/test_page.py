@@ -17,7 +17,7 @@ from cswe.nn import Moments
 from cswe.report.gather import gather
 from cswe.report.page import build_page
 from cswe.report.slices import class_profiles, look_at, slice_weights
-from cswe.tokens import TokenStore
+from cswe.tokens import Item, TokenStore
 from cswe.training import load
 from cswe.training.cells import Plan
 from cswe.training.compare import compare
@@ -168,6 +168,41 @@ def test_comparisons_with_other_recipes_are_told_apart_and_the_same_one_counts_o
     assert all(len(row.results) == 2 for row in material.table().rows)
     with pytest.raises(UserError, match="slices: expected one of"):
         build_page(material, slices=7)
+
+
+def test_runs_on_several_stores_are_told_apart(tmp_path):
+    """Stores that are equal in all but their tokens; trained alone, or in a comparison."""
+    for number in (0, 1):
+        generator = torch.Generator().manual_seed(number)
+        splits = ("train", "validation", "test")
+        items = [Item(torch.randn(4, 3, generator=generator), n % 2, f"{n}", splits[n % 3]) for n in range(24)]
+        TokenStore.create(tmp_path / f"store {number}", items, classes=["a", "b"])
+    plan = Plan(("mean",), seeds=1, choices=("epochs=1",))
+    for number in (0, 1):
+        compare(tmp_path / f"store {number}", tmp_path / f"study {number}", plan, device="cpu")
+    words = ["--pool", "mean", "--epochs", "1", "--device", "cpu", "--quiet"]
+    assert main(["train", str(tmp_path / "store 1"), "--out", str(tmp_path / "run"), *words]) == 0
+    paths = [tmp_path / "study 0", tmp_path / "study 1", tmp_path / "run"]
+    material = gather(paths)
+    assert [run.label for run in material.runs] == ["GAP, store 1", "GAP, store 2"]
+    assert [run.label for run in gather(paths[1:]).runs] == ["GAP"]
+    assert build_page(material).html()
+
+
+def test_the_score_shown_is_one_that_there_is_and_that_says_more_the_larger_it_is(layered, tmp_path):
+    with pytest.raises(UserError, match="metric: expected one of top1, top5, macro_f1, balanced but got 'loss'"):
+        build_page(gather([layered]), metric="loss")
+    copy = tmp_path / "study"
+    shutil.copytree(layered, copy)
+    for file in (copy / "cells").glob("mean.*"):
+        content = json.loads(file.read_text())
+        for split in ("validation", "test"):
+            content["scores"][split]["nearest"] = 0.4
+        file.write_text(json.dumps(content))
+    page = build_page(gather([copy]), metric="nearest")
+    assert [cell["text"] for cell in page.sections[0].grid["rows"][1]["cells"]] == ["–"] * 6
+    assert [cell["best"] for cell in page.sections[0].grid["rows"][0]["cells"]] == [False, True, True] * 2
+    assert page.write(tmp_path / "page")
 
 
 def test_without_the_store_the_rest_is_shown_and_said(study, tmp_path):

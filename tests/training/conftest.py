@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,18 @@ def server():
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def launched():
+    def environments(world=2):
+        """Environments of processes that a launcher starts together, which meet at a port that is free."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(world)}
+        return [{**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+    return environments
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 from cswe.cli import main
+from cswe.tokens import Item, Manifest, TokenStore
 from cswe.training.cells import Cell, Plan, Result, read_results
 from cswe.training.choices import flat_choices, parse_choices, parse_pool
 from cswe.training.compare import compare
@@ -160,6 +162,67 @@ def test_a_damaged_cell_is_said_and_done_again(whole, digits, tmp_path, damage):
     assert {path.name for path in changed} == {file.name, "log.jsonl"}
 
 
+def test_processes_of_a_launcher_share_the_cells(server, launched, whole, digits, tmp_path):
+    _, results, _ = whole
+    answer = server.run("compare", digits, "--out", tmp_path / "study", *COMMAND, environments=launched())
+    assert answer["codes"] == [0, 0], answer["said"]
+    assert numbers(read_results(tmp_path / "study")) == numbers(results)
+
+
+def test_results_of_another_store_are_refused(whole, make_store, digits, tmp_path):
+    plan = Plan(("mean",), seeds=1, choices=tuple(TINY))
+    stores = [make_store(tmp_path / f"{n}", [n % 3 for n in range(60)], seed=n).path for n in (0, 1)]
+    assert Manifest.read(stores[0]).spec == Manifest.read(stores[1]).spec
+    compare(stores[0], tmp_path / "study", plan, device="cpu")
+    with pytest.raises(UserError, match=r"mean.*was computed on another store; choose another folder"):
+        compare(stores[1], tmp_path / "study", plan, device="cpu")
+    shutil.copytree(stores[0], tmp_path / "copy")
+    before = stamps(tmp_path / "study")
+    compare(tmp_path / "copy", tmp_path / "study", plan, device="cpu")
+    file = next((tmp_path / "study" / "cells").glob("*.json"))
+    content = json.loads(file.read_text())
+    del content["store"]["content"]  # as earlier versions wrote it
+    file.write_text(json.dumps(content))
+    compare(stores[1], tmp_path / "study", plan, device="cpu")
+    assert stamps(tmp_path / "study").keys() == before.keys()
+    with pytest.raises(UserError, match="another store"):
+        compare(digits, tmp_path / "study", plan, device="cpu")
+    bare = TokenStore.create(tmp_path / "bare", [Item(torch.randn(3, 3), id=str(n)) for n in range(4)])
+    with pytest.raises(UserError, match="expected labels to learn from"):
+        compare(bare.path, tmp_path / "study", plan, device="cpu")
+
+
+def test_scores_that_were_not_asked_for_are_added_where_models_were_kept(digits, tmp_path, capsys):
+    command = ["compare", str(digits), "--pools", "mean", "--seeds", "1", "--set", *TINY, "--device", "cpu"]
+    assert main([*command, "--out", str(tmp_path / "all"), "--neighbors"]) == 0
+    for name, keep, metric in (("kept", [], "nearest"), ("bare", ["--no-keep-models"], "top1")):
+        assert main([*command, "--out", str(tmp_path / name), "--no-test", *keep]) == 0
+        log = next((tmp_path / name).glob("runs/*/log.jsonl")).stat()
+        capsys.readouterr()
+        assert main([*command, "--out", str(tmp_path / name), "--neighbors", "--metric", metric, *keep]) == 0
+        told = capsys.readouterr().out
+        assert next((tmp_path / name).glob("runs/*/log.jsonl")).stat().st_mtime_ns == log.st_mtime_ns
+        assert ("1 of 1 cells stay without scores" in told) == (name == "bare")
+    assert numbers(read_results(tmp_path / "kept")) == numbers(read_results(tmp_path / "all"))
+    assert set(read_results(tmp_path / "bare")[0].scores) == {"train", "validation"}
+    assert json.loads((tmp_path / "bare" / "compare.json").read_text())["command"].endswith(
+        "--neighbors --no-keep-models"
+    )
+
+
+def test_scores_are_checked_before_anything_is_trained(digits, make_store, tmp_path, capsys):
+    real = make_store(tmp_path / "real", [[float(n)] for n in range(12)], kind="real")
+    for store, words, said in (
+        (digits, ["--metric", "loss"], "expected one of top1, top5, macro_f1, balanced but got 'loss'"),
+        (digits, ["--metric", "nearest"], "nearest is computed with --neighbors only"),
+        (real.path, ["--neighbors"], "neighbors: expected one class a set"),
+        (digits, ["--pools", "mean", "moments:readout=moments:x"], "moments:x"),
+    ):
+        assert main(["compare", str(store), "--out", str(tmp_path / "study"), *words]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
 def test_another_recipe_in_the_same_folder_is_refused(whole, digits, capsys):
     folder, _, _ = whole
     assert main(["compare", str(digits), "--out", str(folder), *COMMAND, "--set", "epochs=3"]) == 2
@@ -273,6 +336,17 @@ def test_layers_stand_side_by_side():
     assert "Layer 12: test" in lines[2]
     assert lines[4].count("45.00 (7.07)") == 3
     assert lines[4].count("65.00 (7.07)") == 3
+
+
+def test_rows_with_and_without_a_score_stand_together():
+    with_it, without = made({("mean", None): [0.5]}), made({("swe", 4): [0.6]})
+    for split in ("validation", "test"):
+        with_it[0].scores[split]["nearest"] = 0.4
+    table = Table.of(with_it + without, "nearest")
+    assert [row.mean("test", "nearest").text() for row in table.rows] == ["40.00", "–"]
+    assert table.rows[0].mean("train", "nearest").text() == "–"
+    assert table.markdown()
+    assert table.csv()
 
 
 def test_nan_travels_through_a_file(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import math
+from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -13,6 +15,7 @@ from cswe.nn import SWGGBound
 from cswe.tokens import Item, TokenStore
 from cswe.training import TrainingError, UserError
 from cswe.training.checkpoint import LAST, load
+from cswe.training.data import check_store
 from cswe.training.optim import make_duals
 
 OPTIONAL = {
@@ -39,6 +42,15 @@ def test_nan_loss(digits, tiny, tmp_path, capsys):
     assert "lower --lr" in said
     assert json.loads((run / LAST / "model.json").read_text())["epoch"] == 1
     assert all(bool(torch.isfinite(value).all()) for value in cswe.load(run / LAST).state_dict().values())
+
+
+def test_a_model_that_is_not_finite_is_not_kept(digits, tiny, tmp_path, capsys):
+    """Its loss is that of before the step, and so is finite in an epoch of one batch."""
+    run = tmp_path / "run"
+    words = ["train", digits, "--out", run, *tiny, "--batch-size", "240", "--pool", "mean", "--head", "mlp"]
+    said = error_of(capsys, 1, *words, "--lr", "1e20")
+    assert "not finite any more. There is no checkpoint yet; lower --lr" in said
+    assert not [path for path in run.iterdir() if path.is_dir()]
 
 
 def test_a_rate_beyond_all_numbers(digits, tiny, tmp_path, capsys):
@@ -109,6 +121,33 @@ def test_a_store_of_another_width(trained, make_store, tmp_path, capsys):
         cswe.load(trained).embed(torch.randn(2, 4, 5))
 
 
+def test_tokens_of_another_layer_or_backbone(tmp_path, tiny, capsys):
+    for layer in (6, 12):
+        items = [
+            Item({layer: torch.randn(3, 4)}, n % 2, str(n), ("train", "validation", "test")[n % 3]) for n in range(24)
+        ]
+        TokenStore.create(tmp_path / f"{layer}", items, classes=["a", "b"])
+    run = tmp_path / "run"
+    assert main(["train", str(tmp_path / "6"), "--out", str(run), *tiny, "--pool", "mean"]) == 0
+    for command in (["evaluate"], ["embed", "--out", tmp_path / "v.npy"], ["neighbors", "--query", "0"]):
+        said = error_of(capsys, 2, command[0], run, tmp_path / "12", *command[1:])
+        assert "expected tokens of layer 6, which the model was trained on, but got layer 12" in said
+    store, known = TokenStore(tmp_path / "6"), {"name": "dino", "architecture": "ViT", "revision": "1"}
+    facts = cswe.load(run).facts
+    check_store(facts, store)
+    told = replace(facts, tokens=replace(facts.tokens, backbone=known, preprocessing={"size": (224, 224)}))
+    check_store(told, store)  # which does not say where its tokens come from
+    for backbone, preprocessing, said in (
+        (known | {"name": "here/dino"}, {"size": [224, 224]}, ""),
+        (known | {"revision": "2"}, {"size": [224, 224]}, r"\(dino, revision 1\) but got revision 2"),
+        (known, {"size": [384, 384]}, "items prepared like those"),
+    ):
+        spec = replace(store.spec, backbone=backbone, preprocessing=preprocessing)
+        store.manifest = replace(store.manifest, spec=spec)
+        with pytest.raises(UserError, match=said) if said else nullcontext():
+            check_store(told, store)
+
+
 def test_labels_out_of_range(make_store, tiny, tmp_path, capsys, monkeypatch):
     store = make_store(tmp_path / "store", [n % 3 for n in range(36)], dim=2)  # classes without names
     assert main(["train", str(store.path), "--out", str(tmp_path / "run"), *tiny, "--pool", "mean"]) == 0
@@ -165,9 +204,33 @@ def test_other_wrong_uses(trained, digits, tiny, tmp_path, capsys):
     assert "label: expected one of 0, 1" in error_of(
         capsys, 2, "explain", trained, digits, "--item", "0", "--label", "x", "--out", tmp_path / "x.csv"
     )
-    with pytest.raises(SystemExit) as stop:
-        main(["train", str(digits), "--out", str(tmp_path / "run"), "--pool", "median"])
-    assert stop.value.code == 2
+    assert "device: expected one that torch can use here" in error_of(capsys, 2, *train, "--device", "abacus")
+    if not torch.cuda.is_available():
+        for command in (train, ["evaluate", trained, digits], ["compare", digits, "--out", tmp_path / "s"]):
+            assert "but got 'cuda'" in error_of(capsys, 2, *command, "--device", "cuda")
+    for wrong in (["--pool", "median"], ["--slices", "abc"], ["--slices"]):
+        with pytest.raises(SystemExit) as stop:
+            main(["train", str(digits), "--out", str(tmp_path / "run"), *wrong])
+        assert stop.value.code == 2
+        assert "cswe train" in "".join(capsys.readouterr())  # and not the parser that looks for the recipe first
+
+
+@pytest.mark.parametrize(
+    ("part", "choice", "value", "said"),
+    [
+        ("optimization", "lr", "0.1", "lr: expected float but got '0.1'"),
+        ("optimization", "lr", None, "lr: expected float but got None"),
+        ("optimization", "epochs", 2.5, "epochs: expected int but got 2.5"),
+        ("pooling", "pool", 5, "pool: expected text but got 5"),
+        ("pooling", None, 5, "pooling: expected choices by name but got 5"),
+    ],
+)
+def test_a_recipe_of_other_types(trained, digits, tmp_path, capsys, part, choice, value, said):
+    content = json.loads((trained / "recipe.json").read_text())["recipe"]
+    content[part] = {**content[part], choice: value} if choice else value
+    (tmp_path / "recipe.json").write_text(json.dumps(content))
+    words = ["train", digits, "--recipe", tmp_path / "recipe.json", "--out", tmp_path / "run"]
+    assert said in error_of(capsys, 2, *words)
 
 
 def test_damaged_checkpoints_are_named(trained, tmp_path, capsys, digits):

@@ -80,6 +80,14 @@ def test_multi_label(make_store, tmp_path):
     assert cswe.load(tmp_path / "run").facts.task == "multi-label"
 
 
+def test_where_no_score_says_which_epoch_is_best_it_is_the_last(make_store, tmp_path):
+    labels = [[n % 2, 1] if n % 4 < 2 else [0, 0] for n in range(40)]  # none in validation
+    run(make_store(tmp_path / "store", labels, kind="multilabel"), tmp_path / "run", pool="mean", epochs=3)
+    notes = json.loads((tmp_path / "run" / BEST / "model.json").read_text())
+    assert math.isnan(notes["validation"]["f_max"])
+    assert notes["epoch"] == 3
+
+
 def test_regression_in_any_unit(make_store, tmp_path):
     labels = [[float(n % 5)] for n in range(80)]
     store = make_store(tmp_path / "store", [[1e4 + 1e3 * label[0] * 1] for label in labels], kind="real", dim=3)
@@ -229,7 +237,7 @@ def test_training_leaves_the_global_generator_alone(classes, tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_layer_is_chosen(tmp_path):
+def test_a_layer_is_chosen(tmp_path, capsys):
     items = [
         Item(
             {6: torch.randn(4, 3), 12: torch.randn(4, 5)},
@@ -244,6 +252,8 @@ def test_a_layer_is_chosen(tmp_path):
     assert main([*arguments]) == 2
     assert main([*arguments, "--layer", "6", "--quiet"]) == 0
     assert cswe.load(tmp_path / "run").facts.layer == 6
+    assert main([*arguments, "--layer", "12", "--quiet", "--resume"]) == 2
+    assert "was begun on layer 6 but got 12" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "run"), str(store.path)]) == 0
 
 

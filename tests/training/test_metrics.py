@@ -27,6 +27,15 @@ def test_ties_and_few_classes():
     assert top_k(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]), 5) == 1
 
 
+def test_what_is_no_number_is_never_right():
+    labels, nan = torch.tensor([0, 1]), torch.full((2, 2), torch.nan)
+    assert top_k(nan, labels) == top_k(nan, labels, 5) == macro_f1(nan, labels) == balanced_accuracy(nan, labels) == 0
+    one_wrong = torch.tensor([[torch.nan, 0.0], [0.0, 1.0]])
+    assert top_k(one_wrong, labels) == balanced_accuracy(one_wrong, labels) == 0.5
+    assert np.isnan(f_max(nan, torch.ones(2, 2)))
+    assert np.isnan(f_max(torch.rand(2, 2), torch.zeros(2, 2)))
+
+
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_f_max(seed, ties):

@@ -11,6 +11,7 @@ from cswe.cli import main
 from cswe.tokens import TokenStore
 from cswe.training import TrainingData, UserError, fit, recipe
 from cswe.training.checkpoint import existing, remove_folder, replace_folder
+from cswe.training.logging import JsonLines, read_lines
 
 
 def test_killed_at_twenty_moments_and_resumed_is_the_run_that_was_not(server, digits, content, tmp_path, full):
@@ -89,9 +90,26 @@ def test_mixed_precision_resumes_too(digits, content, tmp_path, precision):
 
 def test_a_finished_run_resumes_to_nothing(trained, digits, content, capsys, tiny):
     before = content(trained)
-    assert main(["train", str(digits), "--out", str(trained), "--resume", *tiny]) == 0
+    assert main(["train", str(digits), "--out", str(trained), "--resume", *tiny, "--profile"]) == 0
     assert "best epoch" in capsys.readouterr().out
     assert content(trained) == before
+
+
+def test_killed_while_the_log_is_taken_back_nothing_is_lost(tmp_path, monkeypatch):
+    log = JsonLines(tmp_path / "log.jsonl")
+    for epoch in (1, 2, 3):
+        log.write({"epoch": epoch})
+
+    def killed(record):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cswe.training.logging.json.dumps", killed)
+        with pytest.raises(KeyboardInterrupt):
+            JsonLines(tmp_path / "log.jsonl", 2)
+    assert [line["epoch"] for line in read_lines(tmp_path / "log.jsonl")] == [1, 2, 3]
+    JsonLines(tmp_path / "log.jsonl", 2)
+    assert [line["epoch"] for line in read_lines(tmp_path / "log.jsonl")] == [1, 2]
 
 
 def test_a_pool_that_cannot_be_made_claims_no_folder(digits, tmp_path, capsys, tiny):
@@ -114,6 +132,10 @@ def test_another_recipe_seed_or_store_is_refused(trained, digits, make_store, tm
     assert "begun with seed 0 but got 3" in capsys.readouterr().err
     other = make_store(tmp_path / "other", [0, 1, 2] * 8, classes=["a", "b", "c"])
     assert train("--resume", store=other.path) == 2
+    assert "begun on another store" in capsys.readouterr().err
+    same = make_store(tmp_path / "same", [0, 1, 2] * 8, classes=["a", "b", "c"], seed=1)  # in all but the tokens
+    assert main(["train", str(other.path), "--out", str(tmp_path / "run"), *tiny]) == 0
+    assert main(["train", str(same.path), "--out", str(tmp_path / "run"), *tiny, "--resume"]) == 2
     assert "begun on another store" in capsys.readouterr().err
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("do not touch")
@@ -164,20 +186,10 @@ def test_a_folder_is_there_whole_at_every_moment(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last"]
 
 
-def test_two_processes_train_what_one_does(server, digits, tmp_path, tiny):
+def test_two_processes_train_what_one_does(server, digits, launched, tmp_path, tiny):
     choices = [*tiny, "--normalization", "none", "--keep-tokens", "1"]
     assert server.run("train", digits, "--out", tmp_path / "one", *choices)["codes"] == [0]
-    launched = [
-        {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29671",
-        }
-        for rank in range(2)
-    ]
-    answer = server.run("train", digits, "--out", tmp_path / "two", *choices, environments=launched)
+    answer = server.run("train", digits, "--out", tmp_path / "two", *choices, environments=launched())
     assert answer["codes"] == [0, 0], answer["said"]
     logs = [
         [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
@@ -186,6 +198,30 @@ def test_two_processes_train_what_one_does(server, digits, tmp_path, tiny):
     for one, two in zip(*logs, strict=True):
         assert one["loss"] == pytest.approx(two["loss"], rel=1e-3)
         assert one["swgg"]["dual"] == pytest.approx(two["swgg"]["dual"], rel=1e-2, abs=1e-5)
+
+
+def test_two_processes_killed_amid_an_epoch_go_on_to_the_bit(server, digits, launched, content, tmp_path, full):
+    words = ["train", digits, *full, "--epochs", "2", "--resume", "--save-steps", "4", "--out"]
+    assert server.run(*words, tmp_path / "whole", environments=launched())["codes"] == [0, 0]
+    amid = 0
+    for number in range(10):
+        run = tmp_path / f"run {number}"
+        saved = run / "last" / "training.json"
+        server.run(*words, run, when=saved, after=0, environments=launched())
+        amid = json.loads((existing(run / "last") / saved.name).read_text())["progress"]["step"]
+        assert server.run(*words, run, environments=launched())["codes"] == [0, 0]
+        assert content(run) == content(tmp_path / "whole")
+        if amid:
+            break
+    assert amid
+
+
+def test_fewer_sets_than_processes_are_told(server, digits, launched, tmp_path, tiny):
+    words = ["train", digits, "--out", tmp_path / "run", *tiny, "--batch-size", "1"]
+    answer = server.run(*words, environments=launched())
+    assert answer["codes"] == [2, 2]
+    assert "batch_size: expected at least 2, one set for every process, but got 1" in answer["said"][0]
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_is_removed_whole_at_every_moment(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from cswe.training import recipe
 from cswe.training.errors import UserError
 from cswe.training.recipe import Recipe
 from cswe.training.space import Range, Space
-from cswe.training.sweep import sweep
+from cswe.training.sweep import best_line, sweep
 from cswe.training.trials import Trials
 
 pytest.importorskip("optuna", reason="needs the extra 'train'")
@@ -47,7 +47,7 @@ def rows(folder):
 
 
 def values(folder):
-    return {tuple(row[name] for name in ("run", *GRID, "validation", "epochs")) for row in rows(folder)}
+    return {tuple(row[name] for name in ("run", *GRID, "validation", "epochs_done")) for row in rows(folder)}
 
 
 def stamps(folder):
@@ -120,10 +120,11 @@ def test_killed_at_any_moment_nothing_is_lost_and_nothing_done_twice(server, who
     assert epochs(folder) == [[1, 2]] * 16
 
 
-def test_two_processes_share_the_work(server, whole, command, tmp_path):
+@pytest.mark.parametrize("by_launcher", [False, True])
+def test_two_processes_share_the_work(server, launched, whole, command, tmp_path, by_launcher):
     reference, _ = whole
     folder = tmp_path / "shared"
-    answer = server.run(*command, "--out", folder, environments=({}, {}))
+    answer = server.run(*command, "--out", folder, environments=launched() if by_launcher else ({}, {}))
     assert answer["codes"] == [0, 0], answer["said"]
     assert values(folder) == values(reference)
     assert epochs(folder) == [[1, 2]] * 16
@@ -182,7 +183,7 @@ def test_ranges_are_searched_with_pruning_and_the_number_of_trials_can_grow(digi
     assert all(1e-4 <= float(row["lr"]) <= 0.1 and row["slices"] in "1234" for row in found)
     pruned = [row for row in found if row["state"] == "pruned"]
     assert pruned, "with rates this far apart, some trial should be worse than the median"
-    assert all(int(row["epochs"]) < 6 for row in pruned)
+    assert all(int(row["epochs_done"]) < 6 for row in pruned)
     # What is proposed is decided by the seed and the trials so far.
     sweep(digits, tmp_path / "again", start, space, trials=9, device="cpu")
     assert rows(tmp_path / "again") == found
@@ -209,10 +210,39 @@ def test_a_failed_trial_is_told_and_not_tried_again(digits, tmp_path):
     assert told == []
 
 
-def test_another_search_in_the_same_folder_is_refused(whole, command, space_file, capsys):
+def test_a_point_that_cannot_be_trained_fails_alone(digits, tmp_path):
+    """One by rates that no number holds, one by an argument that is told only when it is used."""
+    found = []
+    for space in ({"lr": [0.01, 1e20]}, {"slack_factor": [1.0, -1.0]}):
+        folder = tmp_path / next(iter(space))
+        start = BASE.with_(head="mlp", batch_size=2000)
+        sweep(digits, folder, start, Space.of(space), device="cpu")
+        found += [(row["state"], row["error"]) for row in rows(folder)]
+        assert sweep(digits, folder, start, Space.of(space), device="cpu", tell=pytest.fail)
+    assert [state for state, _ in found] == ["complete", "fail"] * 2
+    assert "not finite" in found[1][1]
+    assert "slack_schedule" in found[3][1], found
+
+
+def test_epochs_can_be_searched(digits, tmp_path):
+    sweep(digits, tmp_path, BASE.with_(pool="mean"), Space.of({"epochs": [1, 2]}), device="cpu")
+    assert [(row["epochs"], row["epochs_done"]) for row in rows(tmp_path)] == [("1", "1"), ("2", "2")]
+    assert "epochs=" in best_line(tmp_path)
+
+
+def test_another_search_or_store_in_the_same_folder_is_refused(whole, command, make_store, tmp_path, capsys):
     folder, _ = whole
     assert main([*command, "--out", str(folder), "--seeds", "2"]) == 2
     assert "begun with another seeds" in capsys.readouterr().err
+    space, start = Space.of({"lr": [0.01]}), BASE.with_(pool="mean", epochs=1)
+    stores = [make_store(tmp_path / f"{n}", [n % 3 for n in range(60)], seed=n).path for n in (0, 1)]
+    sweep(stores[0], tmp_path / "s", start, space, device="cpu")
+    with pytest.raises(UserError, match="begun with another store"):
+        sweep(stores[1], tmp_path / "s", start, space, device="cpu")
+    plan = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    plan["tokens"] = plan.pop("store")["key"]  # as earlier versions wrote it
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps(plan))
+    assert sweep(stores[0], tmp_path / "s", start, space, device="cpu", tell=pytest.fail)
 
 
 def test_the_command_says_what_it_found(whole, command, capsys):
@@ -238,11 +268,17 @@ def test_spaces():
         {"epochs": [2.5]},
         {"lr": {"low": 1}},
         {"lr": {"low": 2, "high": 1}},
+        {"lr": {"low": "a", "high": "b"}},
+        {"slices": {"low": 1.5, "high": 3}},
+        {"readout": {"low": 1, "high": 8}},
+        {"pool": {"low": "a", "high": "b"}},
+        {"standardize": {"low": 0, "high": 1}},
     ):
         with pytest.raises(UserError):
             Space.of(wrong)
     space = Space.of({"lr": {"low": 0.1, "high": 1.0}, "slices": {"low": 1, "high": 4}})
     assert space.choices["slices"] == Range(1, 4, whole=True)
+    assert Space.of({"early_stop": {"low": 1, "high": 4}}).choices["early_stop"].whole
     assert Space.of(space.to_json()) == space
     assert not space.listed
     with pytest.raises(UserError, match="is a range"):
@@ -254,4 +290,6 @@ def test_a_point_that_makes_no_sense_is_refused_before_anything_is_trained(digit
         sweep(digits, tmp_path / "s", BASE, Space.of({"bound": [0.9, -1.0]}), device="cpu")
     with pytest.raises(UserError, match="CLS"):
         sweep(digits, tmp_path / "s", BASE, Space.of({"pool": ["mean", "cls"]}), device="cpu")
+    with pytest.raises(ValueError, match="moments:x"):
+        sweep(digits, tmp_path / "s", BASE, Space.of({"readout": ["moments:2", "moments:x"]}), device="cpu")
     assert not (tmp_path / "s").exists()

@@ -11,6 +11,7 @@ import cswe
 from cswe.cli import main
 from cswe.tokens import Item, TokenStore
 from cswe.training.embed import embed
+from cswe.training.explain import explain
 from cswe.training.inputs import StoreInput, open_input
 from cswe.training.model import Facts, Model
 from cswe.training.neighbors import _least, nearest
@@ -196,6 +197,32 @@ def test_explanations_of_a_point_set(trained, digits, tmp_path, capsys):
     assert len(lines) == lines.index("end_header") + 1 + len(rows)
     assert main(["explain", str(trained), "digits", "--item", "4", "--out", str(tmp_path / "four.png")]) == 2
     assert "expected images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("normalization", ["none", "batch", "layer"])
+@pytest.mark.parametrize("pool", ["mean", "max", "moments", "swe"])
+def test_shares_are_complete_with_every_normalisation(digits, pool, normalization):
+    store = TokenStore(digits)
+    chosen = recipe("digits", slices=4).with_(pool=pool, normalization=normalization)
+    torch.manual_seed(0)
+    model = Model(Facts(chosen, store.spec, 0, 10)).eval()
+    item = store[4]
+    tokens, weights = item.tokens.float()[None], item.weights[None]
+    if normalization == "batch":
+        model.normalization.running_mean.copy_(model.embed(tokens, weights=weights)[0].detach() / 2)
+    told = explain(model, StoreInput(store), 4, label="7")
+    evidence = float(model(tokens, weights=weights)[0, 7].detach() - model.head.bias[7].detach())
+    assert abs(evidence) > 1e-3
+    assert float(told.shares.sum()) == pytest.approx(evidence, abs=1e-5)
+    assert told.of == "the evidence for '7'"
+
+
+def test_shares_that_are_no_more_than_gradients_say_so(digits):
+    store = TokenStore(digits)
+    for choices in ({"pool": "attention"}, {"pool": "pma"}, {"pool": "wasserstein"}, {"pool": "mean", "head": "mlp"}):
+        model = Model(Facts(recipe("digits").with_(**choices), store.spec, 0, 10))
+        told = explain(model, StoreInput(store), 4, label="7")
+        assert told.of == "the evidence for '7', to first order (gradient times token)"
 
 
 def test_input_like_the_training_set_is_asked_for(trained, tmp_path):

@@ -61,7 +61,7 @@ def _by_layer(table: Table, split: str, name: str, colours: dict[str, str]) -> A
 
 
 def draw_differences(table: Table, colours: dict[str, str]) -> Figure | None:
-    """Draw the paired differences with two standard errors to each side; None if there is nothing to compare."""
+    """Draw the paired differences with their margins to each side; None if there is nothing to compare."""
     split = "test" if "test" in table.splits else "validation"
     entries = [entry for entry in table.differences(split) if math.isfinite(entry.mean.mean)]
     if not entries:
@@ -71,7 +71,7 @@ def draw_differences(table: Table, colours: dict[str, str]) -> Figure | None:
     axes.axvline(0, color=INK, lw=0.8)
     names = []
     for place, entry in enumerate(reversed(entries)):
-        error = 0.0 if math.isnan(entry.mean.error) else 200 * entry.mean.error
+        error = 0.0 if math.isnan(entry.mean.margin) else 100 * entry.mean.margin
         colour = colours[entry.row.pool]
         axes.errorbar(100 * entry.mean.mean, place, xerr=error, fmt="o", color=colour, ms=5, lw=1.6, capsize=3)
         slices = "" if entry.row.slices is None else f", L = {entry.row.slices}"
@@ -80,8 +80,9 @@ def draw_differences(table: Table, colours: dict[str, str]) -> Figure | None:
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.grid(visible=False, axis="y")
     against = label_of(table.baseline)
-    told = f"Difference of {split} {metric_name(table.metric)} to {against}, seed by seed; bars are two standard errors"
-    return Figure("differences", f"{told}. A bar that crosses zero is no finding.", [Panel("differences", axes, told)])
+    told = f"Difference of {split} {metric_name(table.metric)} to {against}, seed by seed; bars are 95 % intervals"
+    about = f"{told}, by Student's t for so few seeds. A bar that crosses zero is no finding."
+    return Figure("differences", about, [Panel("differences", axes, told)])
 
 
 def draw_curves(runs: list[Run], metric: str, colours: dict[str, str]) -> Figure:

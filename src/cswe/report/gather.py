@@ -12,9 +12,10 @@ from cswe.training.compare import PLAN
 from cswe.training.errors import UserError
 from cswe.training.folder import RECIPE
 from cswe.training.logging import LOG, Record, read_lines
+from cswe.training.origin import noted_origin, same_origin
 from cswe.training.recipe import Recipe
 from cswe.training.table import Table
-from cswe.training.task import task_of
+from cswe.training.task import check_metric, task_of
 
 RESULT = "result.json"
 
@@ -48,6 +49,11 @@ class Run:
         """The pool's name, with the number of slices."""
         return self.cell.label
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What is known of the store that it was trained on."""
+        return noted_origin(self.result.facts)
+
 
 @dataclass
 class Material:
@@ -60,7 +66,7 @@ class Material:
 
     def add(self, run: Run) -> None:
         """Take a run, unless it is there already."""
-        if all(run.cell != other.cell for other in self.runs):
+        if not any(run.cell == other.cell and same_origin(run.origin, other.origin) for other in self.runs):
             self.runs.append(run)
             self.commands.append(run.command)
 
@@ -71,6 +77,9 @@ class Material:
 
     def table(self, metric: str | None = None) -> Table:
         """Return the table of all results."""
+        if metric is not None:
+            scored = (scores for result in self.results for scores in result.scores.values())
+            check_metric(metric, dict.fromkeys(name for scores in scored for name in scores))
         # A baseline that had to be told apart from another has a longer name now.
         pools = [run.cell.pool for run in self.runs]
         known = [pool for pool in pools if self.baseline and f"{pool}:".startswith(f"{self.baseline}:")]
@@ -127,7 +136,11 @@ def _read_run(path: Path) -> Run:
     log = read_lines(path / LOG)
     slices = recipe.pooling.slices if recipe.pooling.pool in WITH_SLICES else None
     cell = Cell(recipe.pooling.pool, int(told.get("layer", 0)), slices, int(noted["seed"]), recipe)
-    facts: dict[str, Any] = {"task": "classification", "seconds": sum(line["seconds"]["all"] for line in log)}
+    facts: dict[str, Any] = {
+        "task": "classification",
+        "seconds": sum(line["seconds"]["all"] for line in log),
+        "store": noted_origin(noted),
+    }
     size = 0
     error = None if told else "no epoch was finished"
     if model is not None:
@@ -139,9 +152,13 @@ def _read_run(path: Path) -> Run:
 
 
 def _tell_apart(runs: list[Run]) -> list[Run]:
-    """Name runs of the same pool, at the same layer and number of slices, by the choices in which they differ."""
+    """Name runs of the same pool, at the same layer and number of slices, by the choices in which they differ.
+
+    Runs on several stores have the store's number in their names, too, in the order in which they come.
+    """
     told = []
-    for run in runs:
+    stores = _stores(runs)
+    for run, store in zip(runs, stores, strict=True):
         mine = flat_choices(run.cell.recipe)
         alike = [other for other in runs if _place(other.cell) == _place(run.cell)]
         differing = {
@@ -153,11 +170,24 @@ def _tell_apart(runs: list[Run]) -> list[Run]:
         choices = [
             *filter(None, [run.cell.pool.partition(":")[2]]),
             *(f"{k}={v}" for k, v in sorted(differing.items())),
+            *([f"store={store}"] if max(stores) > 1 else []),
         ]
         pool = ":".join(filter(None, [run.cell.pool.partition(":")[0], ",".join(choices)]))
         cell = replace(run.cell, pool=pool)
         told.append(replace(run, cell=cell, result=replace(run.result, cell=cell)))
     return told
+
+
+def _stores(runs: list[Run]) -> list[int]:
+    """Return the number of every run's store, counted from 1 as they come."""
+    known: list[dict[str, Any]] = []
+    numbers = []
+    for run in runs:
+        same = [number for number, origin in enumerate(known, 1) if same_origin(run.origin, origin)]
+        if not same:
+            known.append(run.origin)
+        numbers.append(same[0] if same else len(known))
+    return numbers
 
 
 def _place(cell: Cell) -> tuple[str, int, int | None]:

@@ -1,5 +1,6 @@
 """The page: everything that is known of some runs in one HTML file that needs nothing else."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from cswe.training.checkpoint import load
 from cswe.training.choices import flat_choices
 from cswe.training.errors import UserError
 from cswe.training.provenance import versions
-from cswe.training.table import Table
+from cswe.training.table import CLEAR, Table
 from cswe.training.verdict import metric_name, verdict
 
 _LOOKED_AT = 2  # pools whose slices are drawn
@@ -93,8 +94,7 @@ def build_page(
     if differences := draw_differences(table, colours):
         against = label_of(table.baseline)
         lead = (
-            f"The same seed with another pooling than {against}: points of difference (standard error). Clear: more "
-            "than twice the standard error."
+            f"The same seed with another pooling than {against}: points of difference (standard error). Clear: {CLEAR}."
         )
         sections.append(Section("differences", f"Against {against}", lead, [differences], _difference_grid(table)))
     if any(run.log for run in chosen):
@@ -158,11 +158,7 @@ def _lead(table: Table) -> str:
 
 def _result_grid(table: Table) -> dict[str, Any]:
     """Lay the results out as the paper does: layers side by side, each with its splits."""
-    best = {
-        (layer, split): max((row.mean(split, table.metric).mean for row in table.at(layer)), default=0.0)
-        for layer in table.layers
-        for split in table.splits
-    }
+    best = {(layer, split): _top(table, layer, split) for layer in table.layers for split in table.splits}
     rows = []
     for pool, slices in dict.fromkeys((row.pool, row.slices) for row in table.rows):
         found = {layer: table.find(pool, layer, slices) for layer in table.layers}
@@ -179,6 +175,11 @@ def _result_grid(table: Table) -> dict[str, Any]:
     groups = [(f"Layer {layer}", len(table.splits)) for layer in table.layers] if len(table.layers) > 1 else []
     heads = [split.capitalize() for _ in table.layers for split in table.splits]
     return {"lead": ["L"], "groups": groups, "heads": heads, "rows": rows}
+
+
+def _top(table: Table, layer: int, split: str) -> float:
+    means = (row.mean(split, table.metric).mean for row in table.at(layer))
+    return max(filter(math.isfinite, means), default=math.nan)
 
 
 def _difference_grid(table: Table) -> dict[str, Any]:

@@ -157,7 +157,16 @@ class Plan:
         base = base_recipe(self.recipe, slices, self.esm)
         return base.with_(**(parse_choices(self.choices) | own), pool=name).check()
 
-    def command(self, store: Path, out: Path, baseline: str | None = None) -> str:
+    def command(
+        self,
+        store: Path,
+        out: Path,
+        baseline: str | None = None,
+        *,
+        test: bool = True,
+        neighbors: bool = False,
+        keep_models: bool = True,
+    ) -> str:
         """Return the command that does all this."""
         words = ["cswe", "compare", str(store), "--out", str(out), "--pools", *self.pools]
         words += ["--slices", *map(str, self.slices), "--seeds", str(self.seeds)]
@@ -167,6 +176,9 @@ class Plan:
         words += ["--esm", self.esm] if self.recipe == "proteins" else []
         words += ["--set", *self.choices] if self.choices else []
         words += ["--baseline", baseline] if baseline else []
+        words += [] if test else ["--no-test"]
+        words += ["--neighbors"] if neighbors else []
+        words += [] if keep_models else ["--no-keep-models"]
         return shlex.join(words)
 
 

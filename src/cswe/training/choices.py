@@ -98,20 +98,6 @@ def flat_choices(recipe: Recipe) -> dict[str, Any]:
     return {name: value for part in parts for name, value in part.items()}
 
 
-def fits(kind: Any, value: Any) -> bool:
-    """Say whether a value from a file is of the type of a choice.
-
-    Examples
-    --------
-    >>> fits(float | None, 5), fits(float | None, None), fits(int, 0.5), fits(bool, 1)
-    (True, True, False, False)
-    """
-    if get_origin(kind) is Literal:
-        return isinstance(value, str)
-    allowed = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    return type(value) in allowed or (type(value) is int and float in allowed)
-
-
 def _value(name: str, text: str, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return text  # `Recipe.check` knows which are allowed

@@ -124,18 +124,19 @@ def train(
     if ranks.first:
         for folder in folders.values():
             print(_finish(folder, data))
-        if profile:
+        if profile and totals:  # there are none of a run that was finished already
             print(_profile(totals))
 
 
 def prepare_train(arguments: Sequence[str]) -> Callable[..., None]:
     """Return the command with the options' defaults taken from the recipe that is asked for."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--recipe", default="digits")
-    parser.add_argument("--slices", type=int, default=None)
-    parser.add_argument("--esm", default="8M")
+    # What is missing or no number here is told by the command itself, which reads all of them again.
+    for name, default in (("--recipe", "digits"), ("--slices", ""), ("--esm", "8M")):
+        parser.add_argument(name, nargs="?", default=default, const=default)
     known, _ = parser.parse_known_args(list(arguments))
-    chosen = _open_recipe(known.recipe, known.slices, known.esm)
+    slices = int(known.slices) if known.slices.isdecimal() and int(known.slices) else None
+    chosen = _open_recipe(known.recipe, slices, known.esm)
     return functools.partial(
         train,
         pooling=chosen.pooling,

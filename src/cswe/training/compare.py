@@ -5,7 +5,7 @@ cell holds its lock, which ends with the process.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
@@ -15,19 +15,20 @@ import torch
 
 from cswe.tokens import Batches, Manifest, TokenStore
 from cswe.training.cells import CELLS, RUNS, Cell, Plan, Result
-from cswe.training.checkpoint import BEST, LAST, load, read_json, remove_folder, write_json
+from cswe.training.checkpoint import BEST, LAST, existing, load, read_json, remove_folder, write_json
 from cswe.training.data import TrainingData, scoring_size
 from cswe.training.decisive import difference
 from cswe.training.errors import PausedError, TrainingError, UserError
-from cswe.training.evaluate import nearest_accuracy, predict
 from cswe.training.fit import fit
 from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, read_lines
-from cswe.training.parallel import default_device
+from cswe.training.model import make_pool
+from cswe.training.origin import noted_origin, origin_of, same_origin
+from cswe.training.parallel import Ranks, default_device
 from cswe.training.provenance import commit, machine, peak_memory, reset_peak, versions
 from cswe.training.recipe import Recipe
-from cswe.training.table import SPLITS
-from cswe.training.task import CHOSEN_BY, scores_of
+from cswe.training.scoring import check_scores, lacks_scores, score_splits
+from cswe.training.task import CHOSEN_BY
 
 PLAN, LOCK = "compare.json", "compare.lock"
 _WAIT = 0.5  # seconds between two looks at cells that others are working on
@@ -68,7 +69,7 @@ class Shelf:
                 test = Batches(store, scored, indices=store.split("test"), shuffle=False, device=self._device)
             self._open = (key, data, test)
         _, data, test = self._open
-        check_pool(recipe, data.store.manifest)
+        check_pool(recipe, data.store.manifest, layer)
         shared = TrainingData(
             data.store,
             data.train.narrowed(batch_size=choice.batch_size),
@@ -78,10 +79,12 @@ class Shelf:
         return shared, None if test is None else test.narrowed(batch_size=scored)
 
 
-def check_pool(recipe: Recipe, manifest: Manifest) -> None:
-    """Raise an error if the store lacks what a pool needs, before anything is computed."""
+def check_pool(recipe: Recipe, manifest: Manifest, layer: int) -> None:
+    """Raise an error if a pool cannot be made, or the store lacks what it needs, before anything is computed."""
     if recipe.pooling.pool == "cls" and not manifest.spec.cls:
         raise UserError("pool cls: expected CLS vectors but the store has none; leave it out")
+    with torch.device("meta"):
+        make_pool(recipe.pooling, manifest.spec.layers[layer])
 
 
 def compare(
@@ -98,6 +101,8 @@ def compare(
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Result]:
     """Train all cells that are not there yet, and return the results of all.
+
+    A cell that is there without scores that are asked for now is scored, if its model was kept.
 
     Parameters
     ----------
@@ -132,12 +137,20 @@ def compare(
     cells = plan.cells(sorted(manifest.spec.layers))
     if baseline is not None and baseline not in plan.pools:
         raise UserError(f"baseline: expected one of {', '.join(plan.pools)} but got {baseline!r}")
-    for cell in cells:
-        check_pool(cell.recipe, manifest)
+    check_scores(manifest, neighbors=neighbors)
+    for layer, recipe in dict.fromkeys((cell.layer, cell.recipe) for cell in cells):
+        check_pool(recipe, manifest, layer)
+    origin = origin_of(manifest)
     if retry:
-        _forget_failed(folder, cells)
-    done = _look(folder, cells)
-    note_plan(folder, path, plan, baseline)
+        _forget_failed(folder, cells, origin)
+    there = _look(folder, cells, origin).values()
+    note_plan(folder, path, plan, baseline, test=test, neighbors=neighbors, keep_models=keep_models)
+    if test and any(lacks_scores(result, test=True, neighbors=False) for result in there):
+        test = "test" in TokenStore(path, cells[0].layer).splits
+    wanted = {"test": test, "neighbors": neighbors}
+    done = _through(folder, there, wanted)
+    if short := sum(lacks_scores(result, **wanted) for result in done.values()):
+        tell(f"{short} of {len(cells)} cells stay without scores that are asked for now: their models were not kept")
     if done:
         tell(f"{len(done)} of {len(cells)} cells are there already")
     shelf = Shelf(path, where)
@@ -150,11 +163,15 @@ def compare(
                 continue
             busy = False
             try:
+                known = _look(folder, [cell], origin)
                 # Another process may have finished it since we looked.
-                if not (found := _look(folder, [cell])):
-                    _clear_damage(folder, cell, tell)
+                if not (found := _through(folder, known.values(), wanted)):
                     run = folder / RUNS / cell.name
-                    result = run_cell(cell, run, shelf, test=test, neighbors=neighbors, keep_models=keep_models)
+                    if known:
+                        result = _completed(known[cell.name], run, shelf, **wanted)
+                    else:
+                        _clear_damage(folder, cell, tell)
+                        result = run_cell(cell, run, shelf, test=test, neighbors=neighbors, keep_models=keep_models)
                     result.write(folder / CELLS / f"{cell.name}.json")
                     found = {cell.name: result}
                     tell(f"[{len(done) + 1:>{len(str(len(cells)))}}/{len(cells)}] {line_of(result)}")
@@ -167,11 +184,11 @@ def compare(
                 tell(f"waiting for {len(missing)} cells that other processes are working on")
                 waiting = True
             sleep(_WAIT)
-            done |= _look(folder, missing)
+            done |= _through(folder, _look(folder, missing, origin).values(), wanted)
     return [done[cell.name] for cell in cells]
 
 
-def note_plan(folder: Path, store: Path, plan: Plan, baseline: str | None) -> None:
+def note_plan(folder: Path, store: Path, plan: Plan, baseline: str | None, **options: bool) -> None:
     """Write down what is compared, for the tables, the report and whoever wants to run it again."""
     with locked(folder / LOCK):
         pools = list(plan.pools)
@@ -180,13 +197,13 @@ def note_plan(folder: Path, store: Path, plan: Plan, baseline: str | None) -> No
             earlier = read_json(folder / PLAN)
             pools = [*earlier["pools"], *(pool for pool in pools if pool not in earlier["pools"])]
             baseline = baseline or earlier["baseline"]
-        command = plan.command(store, folder, baseline)
+        command = plan.command(store, folder, baseline, **options)
         content = {"store": str(store), "pools": pools, "baseline": baseline or pools[0], "command": command}
         write_json(folder / PLAN, content)
 
 
-def _look(folder: Path, cells: list[Cell]) -> dict[str, Result]:
-    """Return the results of the cells that are done; a damaged one is not."""
+def _look(folder: Path, cells: list[Cell], origin: dict[str, Any]) -> dict[str, Result]:
+    """Return the results of the cells that are there; a damaged one is not."""
     found = {}
     for cell in cells:
         file = folder / CELLS / f"{cell.name}.json"
@@ -198,8 +215,29 @@ def _look(folder: Path, cells: list[Cell]) -> dict[str, Result]:
             continue
         if other := difference(result.cell.recipe, cell.recipe):
             raise UserError(f"{file}: was computed with another recipe ({other}); choose another folder")
+        if not same_origin(noted_origin(result.facts), origin):
+            raise UserError(f"{file}: was computed on another store; choose another folder")
         found[cell.name] = result
     return found
+
+
+def _through(folder: Path, results: Iterable[Result], wanted: dict[str, bool]) -> dict[str, Result]:
+    """Return the results for which nothing is left to do, or nothing can be done."""
+    return {
+        result.cell.name: result
+        for result in results
+        if not lacks_scores(result, **wanted) or existing(folder / RUNS / result.cell.name / BEST) is None
+    }
+
+
+def _completed(result: Result, run: Path, shelf: Shelf, *, test: bool, neighbors: bool) -> Result:
+    """Add scores that were not asked for when a cell was trained."""
+    cell = result.cell
+    data = shelf.data(cell.layer, cell.recipe).drawn(cell.seed)
+    model = load(run / BEST, data.train.device)
+    batches = shelf.test(cell.layer, cell.recipe) if test or "test" in result.scores else None
+    scores = score_splits(model, data, batches, result.scores, seed=cell.seed, neighbors=neighbors)
+    return replace(result, scores=scores)
 
 
 def _clear_damage(folder: Path, cell: Cell, tell: Callable[[str], None]) -> None:
@@ -211,11 +249,11 @@ def _clear_damage(folder: Path, cell: Cell, tell: Callable[[str], None]) -> None
         file.unlink()
 
 
-def _forget_failed(folder: Path, cells: list[Cell]) -> None:
+def _forget_failed(folder: Path, cells: list[Cell], origin: dict[str, Any]) -> None:
     for cell in cells:
         lock = Lock(folder / CELLS / f"{cell.name}.lock")
         if lock.take():
-            if any(result.error is not None for result in _look(folder, [cell]).values()):
+            if any(result.error is not None for result in _look(folder, [cell], origin).values()):
                 shutil.rmtree(folder / RUNS / cell.name, ignore_errors=True)
                 (folder / CELLS / f"{cell.name}.json").unlink()
             lock.release(remove=True)
@@ -259,7 +297,8 @@ def run_cell(
     reset_peak(device)
     error = None
     try:
-        for record in fit(data, run, seed=cell.seed, resume=True, keep_last=keep_last):
+        # Processes share a comparison cell by cell, those of a launcher, too.
+        for record in fit(data, run, seed=cell.seed, resume=True, keep_last=keep_last, ranks=Ranks()):
             if record["epoch"] < cell.recipe.optimization.epochs and stop():
                 raise PausedError(f"{cell.label}: broken off after {record['epoch']} epochs")
     except TrainingError as failure:
@@ -273,28 +312,20 @@ def run_cell(
         "machine": machine(device),
         "versions": versions(),
         "commit": commit(),
-        "store": {"key": data.facts.tokens.key, "items": len(data.store)},
+        "store": origin_of(data.store.manifest),
     }
     if error is not None:
         return Result(cell, 0, {}, facts, error)
     model = load(run / BEST, device)
     notes = read_json(run / BEST / "model.json")
-    scores: dict[str, dict[str, float]] = {"validation": notes["validation"]}
-    data.train.load_state_dict({"seed": cell.seed, "epoch": 0, "step": 0})
-    scores["train"] = scores_of(data.facts.task, *predict(model, data.train))
+    known = {"validation": notes["validation"]}
     batches = shelf.test(cell.layer, cell.recipe) if test else None
-    if batches is not None:
-        scores["test"] = scores_of(data.facts.task, *predict(model, batches))
-    if neighbors:
-        held_out = {"validation": data.validation} | ({} if batches is None else {"test": batches})
-        for split, found in nearest_accuracy(model, data.train, held_out).items():
-            scores[split]["nearest"] = found
+    scores = score_splits(model, data, batches, known, seed=cell.seed, neighbors=neighbors)
     # What is needed to go on with a run is not needed any more.
     remove_folder(run / LAST)
     if not keep_models:
         remove_folder(run / BEST)
-    ordered = {split: scores[split] for split in SPLITS if split in scores}
-    return Result(cell, model.size, ordered, {**facts, "best_epoch": notes["epoch"]})
+    return Result(cell, model.size, scores, {**facts, "best_epoch": notes["epoch"]})
 
 
 def line_of(result: Result) -> str:

@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,8 +85,29 @@ class TrainingData:
         return self.store.labels[torch.from_numpy(self.train.items)]
 
 
+def check_backbone(facts: Facts, notes: dict[str, Any], preprocessing: dict[str, Any], what: str) -> None:
+    """Raise an error if tokens are told to come from another backbone, or from items prepared in another way.
+
+    Its name may be that of a folder, which says nothing, and its precision is a matter of rounding.
+    """
+    there = facts.tokens.backbone
+    if not there or not notes:
+        return  # of tokens that somebody put into a store, nothing is known
+    for name in ("architecture", "revision", "norm"):
+        if there.get(name) != notes.get(name):
+            raise UserError(
+                f"{what}: expected tokens of the backbone that the model was trained on ({there.get('name')}, {name} "
+                f"{there.get(name)}) but got {name} {notes.get(name)}; use the same one"
+            )
+    if _plain(preprocessing) != _plain(facts.tokens.preprocessing):
+        raise UserError(
+            f"{what}: expected items prepared like those that the model was trained on, {facts.tokens.preprocessing}, "
+            f"but got {preprocessing}"
+        )
+
+
 def check_store(facts: Facts, store: TokenStore) -> None:
-    """Raise an error unless a model can read a store."""
+    """Raise an error unless a model can read a store, and was trained on tokens of this kind."""
     if store.dim != facts.dim:
         raise UserError(
             f"{store.path}: expected tokens of dimension {facts.dim}, as the model was trained on, but got "
@@ -95,6 +117,12 @@ def check_store(facts: Facts, store: TokenStore) -> None:
     if store.spec.weights != facts.tokens.weights:
         has, had = ("has", "had none") if store.spec.weights else ("has no", "had them")
         raise UserError(f"{store.path}: {has} token weights, but the tokens that the model was trained on {had}")
+    if store.layer != facts.layer:
+        raise UserError(
+            f"{store.path}: expected tokens of layer {facts.layer}, which the model was trained on, but got layer "
+            f"{store.layer}; extract that layer, or name it where you make the store (Item({{{facts.layer}: tokens}}))"
+        )
+    check_backbone(facts, dict(store.spec.backbone), dict(store.spec.preprocessing), str(store.path))
 
 
 def open_store(path: str | Path, facts: Facts) -> TokenStore:
@@ -116,6 +144,13 @@ def check_labels(facts: Facts, store: TokenStore) -> None:
         raise UserError(f"{store.path}: expected the classes that the model was trained on, but {detail}")
     if store.labels is not None and mine.kind == "class" and len(store.labels):
         _check_range(store, store.labels, facts.outputs)
+
+
+def _plain(value: Any) -> Any:
+    """Turn tuples into the lists that JSON makes of them."""
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _outputs(store: TokenStore) -> int:

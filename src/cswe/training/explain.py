@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cswe._extras import require
-from cswe.nn import CLSPool, SWEPool, explain_slices, explain_tokens
+from cswe.nn import CLSPool, MaxPool, MeanPool, SumPool, SWEPool, explain_slices, explain_tokens
 from cswe.tokens import Batch
 from cswe.tokens.backbones.hf_vision import VisionBackbone
 from cswe.tokens.sources.base import Points
@@ -63,10 +63,16 @@ def explain(
     item
         An id, or a position.
     label
-        Share out the evidence for this answer: how far the head's output is above that for an average embedding, exact
-        for a linear head. By default the squared length of the embedding.
+        Share out the evidence for this answer: how far the head's output is above that for an average embedding (with
+        layer normalisation: for one whose numbers are all equal). By default the squared length of the embedding.
     slice
         Of one slice alone.
+
+    Notes
+    -----
+    Exact and complete for pools with slices, for mean, sum and max, and for a linear head: shares sum to what is shared
+    out. A set's own spread counts as given in layer normalisation, as its order does in the pool. For attention, pma,
+    wasserstein, and a head with a hidden layer, shares are gradient times token (or number), and `of` says so.
     """
     if isinstance(model.pool, CLSPool):
         raise UserError("pool cls: expected a pool that reads tokens but it reads the CLS vector alone")
@@ -83,7 +89,8 @@ def explain(
             vector = model.embed_batch(batch)
         vector.requires_grad_()
         with torch.enable_grad():
-            (target,) = torch.autograd.grad(model.eval().answer(vector)[0, number], [vector])
+            normalized = _normalized(model.eval().normalization, vector)
+            (target,) = torch.autograd.grad(model.decide(normalized)[0, number], [vector])
         mean = getattr(model.normalization, "running_mean", None)
         average = 0.0 if mean is None else float(target[0] @ mean)
         of = f"the evidence for {label!r}"
@@ -94,6 +101,9 @@ def explain(
     else:
         shares = explain_slices(_sliced(model, slice), tokens, mask, weights, target)[0, slice]
         of += f" along slice {slice}"
+    hidden = label is not None and not isinstance(model.head, nn.Linear)
+    if hidden or not isinstance(model.pool, SWEPool | MeanPool | SumPool | MaxPool):
+        of += ", to first order (gradient times token)"
     grid = None
     if isinstance(sets, RawInput) and isinstance(sets.backbone, VisionBackbone):
         raw, grid = _as_seen(sets.backbone, raw, len(shares))
@@ -121,6 +131,16 @@ def write_explanation(told: Explanation, out: Path) -> None:
         _write_cloud(told, out)
     else:
         raise UserError(f"out: expected a name that ends in .csv, .png or .ply but got {out.name!r}")
+
+
+def _normalized(normalization: nn.Module, vector: Tensor) -> Tensor:
+    """Normalise with the spread as given: a layer's does not change with the vector's length, so no share would."""
+    if not isinstance(normalization, nn.LayerNorm):
+        out: Tensor = normalization(vector)
+        return out
+    centred = vector - vector.mean(-1, keepdim=True)
+    variance = centred.detach().square().mean(-1, keepdim=True)
+    return centred / (variance + normalization.eps).sqrt()
 
 
 def _fetch(sets: StoreInput | RawInput, index: int) -> tuple[Batch, str, Any]:

@@ -1,5 +1,6 @@
 """The training loop."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -15,12 +16,13 @@ from cswe.constrained.distributed import rank_weight
 from cswe.training.checkpoint import BEST, LAST, replace_folder, save_model, tidy
 from cswe.training.clock import Clock
 from cswe.training.data import TrainingData
-from cswe.training.errors import TrainingError
+from cswe.training.errors import TrainingError, UserError
 from cswe.training.evaluate import exact_swgg, predict
 from cswe.training.folder import begin, claimed
 from cswe.training.logging import LOG, JsonLines, Logger, Record
 from cswe.training.model import Facts, Model
 from cswe.training.optim import set_rate
+from cswe.training.origin import origin_of
 from cswe.training.parallel import Ranks
 from cswe.training.randomness import generator_for
 from cswe.training.regularize import drop, keep_tokens
@@ -40,6 +42,7 @@ def fit(
     keep_last: bool = True,
     profile: bool = False,
     loggers: Sequence[Logger] = (),
+    ranks: Ranks | None = None,
 ) -> Iterator[Record]:
     """Train a model, yielding the record of each epoch.
 
@@ -64,6 +67,9 @@ def fit(
         Measure where time goes.
     loggers
         Who else wants the records.
+    ranks
+        The processes that train this model together; by default those that a launcher started. ``Ranks()`` is this one
+        alone, whatever others do.
 
     Yields
     ------
@@ -75,9 +81,15 @@ def fit(
     data = data.drawn(seed)
     with torch.device("meta"):
         Model(facts)  # what is wrong with it should be told before a folder is claimed
-    ranks = Ranks.join(data.train.device)
+    ranks = Ranks.join(data.train.device) if ranks is None else ranks
+    if ranks.world > 1 and max(map(len, data.train.order(0))) < ranks.world:
+        size = facts.recipe.optimization.batch_size
+        raise UserError(
+            f"batch_size: expected at least {ranks.world}, one set for every process, but got {size}; take larger "
+            "batches, or fewer processes"
+        )
     if ranks.first:
-        begin(run, facts, resume=resume)
+        begin(run, facts, origin_of(data.store.manifest), resume=resume)
     with claimed(run) if ranks.first else nullcontext():
         if resume and ranks.first:
             for name in (BEST, LAST):
@@ -101,7 +113,7 @@ def _epochs(
     choice, regular = recipe.optimization, recipe.regularization
     state = State.start(data, facts, device)
     if resume:
-        state.restore(run)
+        state.restore(run, ranks.rank)
     model, optimizer, duals, scaler = state.model, state.optimizer, state.duals, state.scaler
     progress = state.progress
     if ranks.first:
@@ -152,8 +164,11 @@ def _epochs(
                 _move_duals(state, run, skipped=skipped, look=look)
             progress.add("loss", loss * len(batch))
             progress.add("samples", torch.tensor(len(batch)))
-            if saving and ranks.first:
-                state.save(run, {"epoch": progress.epoch})
+            if saving:
+                _check_model(model.state_dict(), run)
+                _, *others = ranks.collect(state.own())
+                if ranks.first:
+                    state.save(run, {"epoch": progress.epoch}, others)
             clock("loading")
 
         clock("validation")
@@ -168,14 +183,17 @@ def _epochs(
             _look_at_duals(duals, run)
         record["loss"] = float(sums["loss"] / sums["samples"])
         _check_loss(torch.tensor(record["loss"]), None, run, progress.epoch, 0, rate)
-        record["validation"] = scores_of(facts.task, *predict(model, data.validation))
+        outputs, answers = predict(model, data.validation)
+        _check_model({**model.state_dict(), "outputs": outputs}, run)
+        record["validation"] = scores_of(facts.task, outputs, answers)
         record |= _transport(state, sums)
         if (exact := exact_swgg(model, data.validation)) is not None:
             record["swgg_exact"] = exact
         record["seconds"] = clock.read() | {"all": time.perf_counter() - started}
 
         score = ranks.agree(record["validation"][CHOSEN_BY[facts.task]])
-        better = progress.best is None or score > progress.best
+        # Where no score is a number, nothing says which epoch is best: then the last one stays.
+        better = progress.best is None or math.isnan(progress.best) or score > progress.best
         if better:
             progress.best, progress.best_epoch = score, progress.epoch
         patience = choice.early_stop or choice.epochs
@@ -249,6 +267,16 @@ def _check_loss(loss: Tensor, total: Tensor | None, run: Path, epoch: int, step:
         f"{what} became {float(worse.sum())} {where}, at rate {rate:g}. {_kept(run)}; lower --lr, set --clip 1, or "
         "use --precision float32"
     )
+
+
+def _check_model(tensors: dict[str, Tensor], run: Path) -> None:
+    """Stop a run before it keeps a model whose numbers are not finite."""
+    wrong = [name for name, values in tensors.items() if not bool(torch.isfinite(values).all())]
+    if wrong:
+        what = "the answers on the validation set" if wrong == ["outputs"] else f"values of {wrong[0]}"
+        raise TrainingError(
+            f"{what} are not finite any more. {_kept(run)}; lower --lr, set --clip 1, or use --precision float32"
+        )
 
 
 def _kept(run: Path) -> str:

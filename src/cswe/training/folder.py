@@ -3,30 +3,32 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from cswe.training.checkpoint import BEST, LAST, existing, read_json, write_json
 from cswe.training.decisive import difference
 from cswe.training.errors import UserError
 from cswe.training.locking import Lock
 from cswe.training.model import Facts
+from cswe.training.origin import noted_origin, same_origin
 from cswe.training.recipe import Recipe
 
 RECIPE = "recipe.json"
 
 
-def begin(run: Path, facts: Facts, *, resume: bool) -> None:
-    """Claim a folder for a run: write its recipe, or check that the run there is the same one."""
+def begin(run: Path, facts: Facts, origin: dict[str, Any], *, resume: bool) -> None:
+    """Claim a folder for a run: write its recipe, or check that the run there is the same one, on the same tokens."""
     file = run / RECIPE
     if file.exists():
         if not resume:
             raise UserError(f"{run}: holds a run already; go on with it by --resume, or choose another folder")
-        _check_same(run, facts)
+        _check_same(run, facts, origin)
         return
     half_written = {file.name + ".partial"}  # by a process that was killed
     if run.exists() and {path.name for path in run.iterdir()} - half_written:
         raise UserError(f"{run}: expected an empty folder but there are files in it; choose another")
     run.mkdir(parents=True, exist_ok=True)
-    write_json(file, {"recipe": facts.recipe.to_json(), "seed": facts.seed, "tokens": facts.tokens.key})
+    write_json(file, {"recipe": facts.recipe.to_json(), "seed": facts.seed, "store": origin, "layer": facts.layer})
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def saved_epoch(run: Path) -> int | None:
     return None if folder is None else int(read_json(folder / "model.json")["epoch"])
 
 
-def _check_same(run: Path, facts: Facts) -> None:
+def _check_same(run: Path, facts: Facts, origin: dict[str, Any]) -> None:
     saved = read_json(run / RECIPE)
     recipe = Recipe.from_json(saved["recipe"])
     again = "use the same options, or another folder"
@@ -55,5 +57,7 @@ def _check_same(run: Path, facts: Facts) -> None:
         raise UserError(f"{run}: was begun with another recipe ({other}); {again}")
     if saved["seed"] != facts.seed:
         raise UserError(f"{run}: was begun with seed {saved['seed']} but got {facts.seed}; {again}")
-    if saved["tokens"] != facts.tokens.key:
+    if not same_origin(noted_origin(saved), origin):
         raise UserError(f"{run}: was begun on another store; use that one, or another folder")
+    if saved.get("layer", facts.layer) != facts.layer:  # earlier versions did not note it
+        raise UserError(f"{run}: was begun on layer {saved['layer']} but got {facts.layer}; {again}")

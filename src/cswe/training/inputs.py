@@ -16,7 +16,7 @@ from cswe.tokens.loading import Loaded, default_workers, load_units
 from cswe.tokens.manifest import MANIFEST
 from cswe.tokens.sources.base import Source
 from cswe.tokens.sources.opening import Format, SourceOptions, open_source
-from cswe.training.data import open_store
+from cswe.training.data import check_backbone, open_store
 from cswe.training.errors import UserError
 from cswe.training.model import Facts
 
@@ -189,7 +189,7 @@ def _open_raw(path: Path, facts: Facts, format: Format | None, backbone: str | N
     if not name:
         raise UserError("backbone: the model does not know what made its tokens; extract a store, and embed that")
     opened = open_backbone(str(name), source, _backbone_options(facts, device))
-    _check_backbone(opened, facts)
+    check_backbone(facts, opened.describe(), opened.preprocessing(), "backbone")
     return RawInput(source, opened, facts)
 
 
@@ -207,22 +207,3 @@ def _backbone_options(facts: Facts, device: str | None) -> BackboneOptions:
         if name in source:
             options[name] = source[name]
     return BackboneOptions(**options)
-
-
-def _check_backbone(backbone: Backbone, facts: Facts) -> None:
-    there, here = facts.tokens.backbone, backbone.describe()
-    for name in ("architecture", "revision", "norm", "precision"):
-        if there.get(name) != here.get(name):
-            raise UserError(
-                f"backbone: expected the one that the model was trained on ({there.get('name')}, {name} "
-                f"{there.get(name)}) but got {name} {here.get(name)}"
-            )
-    if backbone.preprocessing() != _plain(facts.tokens.preprocessing):
-        raise UserError("backbone: prepares items in another way than the one that the model was trained on")
-
-
-def _plain(value: Any) -> Any:
-    """Turn lists back into the tuples that they were before JSON."""
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return tuple(_plain(entry) for entry in value) if isinstance(value, list) else value

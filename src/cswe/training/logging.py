@@ -31,8 +31,9 @@ class JsonLines:
     def __init__(self, file: Path, epochs: int = 0) -> None:
         self._file = file
         kept = [line for line in read_lines(file) if line["epoch"] <= epochs] if epochs else []
-        with file.open("w", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(line) + "\n" for line in kept)
+        aside = file.with_name(file.name + ".partial")  # killed at any moment, the old file or the new one is there
+        aside.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8", newline="\n")
+        aside.replace(file)
 
     def write(self, record: Record) -> None:
         """Append a line."""

@@ -7,7 +7,8 @@ from torch import Tensor
 def top_k(logits: Tensor, labels: Tensor, k: int = 1) -> float:
     """Return the share of samples whose class is among the k highest of ``(n, C)`` logits.
 
-    Ties count against the model: a class must be beaten by fewer than k others, equal ones included.
+    Ties count against the model: a class must be beaten by fewer than k others, equal ones included. What is not a
+    number beats any number, and is never right.
 
     Examples
     --------
@@ -15,8 +16,8 @@ def top_k(logits: Tensor, labels: Tensor, k: int = 1) -> float:
     0.5
     """
     own = logits.gather(1, labels.unsqueeze(1))
-    rivals = (logits >= own).sum(1) - 1
-    return float((rivals < k).double().mean())
+    rivals = (~(logits < own)).sum(1) - 1
+    return float(((rivals < k) & ~own.isnan().squeeze(1)).double().mean())
 
 
 def macro_f1(logits: Tensor, labels: Tensor) -> float:
@@ -28,9 +29,9 @@ def macro_f1(logits: Tensor, labels: Tensor) -> float:
     1.0
     """
     classes = logits.shape[1]
-    predictions = logits.argmax(1)
+    predictions = _predictions(logits)
     hits = torch.bincount(labels[predictions == labels], minlength=classes).double()
-    total = torch.bincount(labels, minlength=classes) + torch.bincount(predictions, minlength=classes)
+    total = torch.bincount(labels, minlength=classes) + torch.bincount(predictions, minlength=classes)[:classes]
     present = total > 0
     return float((2 * hits[present] / total[present]).mean())
 
@@ -44,9 +45,14 @@ def balanced_accuracy(logits: Tensor, labels: Tensor) -> float:
     0.5
     """
     classes = logits.shape[1]
-    hits = torch.bincount(labels[logits.argmax(1) == labels], minlength=classes).double()
+    hits = torch.bincount(labels[_predictions(logits) == labels], minlength=classes).double()
     total = torch.bincount(labels, minlength=classes)
     return float((hits[total > 0] / total[total > 0]).mean())
+
+
+def _predictions(logits: Tensor) -> Tensor:
+    """Return the class of the highest logit; of rows with one that is not a number, a class that there is not."""
+    return torch.where(logits.isnan().any(1), logits.shape[1], logits.argmax(1))
 
 
 def f_max(scores: Tensor, labels: Tensor) -> float:
@@ -54,6 +60,7 @@ def f_max(scores: Tensor, labels: Tensor) -> float:
 
     At a threshold, precision is averaged over the samples with at least one prediction and recall over all;
     :math:`F_{max} = \max_t 2 p_t r_t / (p_t + r_t)`. Samples without any label have no recall and are left out.
+    Not a number if nothing is left, or if a score is none.
 
     References
     ----------
@@ -67,7 +74,7 @@ def f_max(scores: Tensor, labels: Tensor) -> float:
     kept = labels.sum(1) > 0
     scores, truth = scores[kept], labels[kept].double()
     count, classes = scores.shape
-    if not count:
+    if not count or bool(scores.isnan().any()):
         return float("nan")
     ranked, order = scores.sort(dim=1, descending=True, stable=True)
     hits = truth.gather(1, order).cumsum(1)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cswe.tokens import Batch
+from cswe.training.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,24 @@ class Ranks:
         for tensor, mean in zip(present, flat.split([tensor.numel() for tensor in present]), strict=True):
             tensor.copy_(mean.view_as(tensor))
 
+    def collect(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Return what every process has under the same names, in their order, on all of them."""
+        if self.world == 1:
+            return [tensors]
+        device = next(iter(tensors.values())).device
+        # In the widest type there is, so that nothing is rounded.
+        flat = torch.cat([tensor.to(device, torch.float64).flatten() for tensor in tensors.values()])
+        every = [torch.empty_like(flat) for _ in range(self.world)]
+        dist.all_gather(every, flat)
+        sizes = [tensor.numel() for tensor in tensors.values()]
+        return [
+            {
+                name: part.view_as(own).to(own.device, own.dtype, copy=True)
+                for (name, own), part in zip(tensors.items(), parts.split(sizes), strict=True)
+            }
+            for parts in every
+        ]
+
     def agree(self, value: float) -> float:
         """Return the first process's number on all of them: decisions must be the same everywhere."""
         if self.world == 1:
@@ -77,10 +96,21 @@ class Ranks:
         return float(told)
 
 
+def speaks() -> bool:
+    """Say whether this process speaks to whoever started it: it is the only one, or the first of a launcher's."""
+    return int(os.environ.get("WORLD_SIZE", "1")) <= 1 or os.environ.get("RANK", "0") == "0"
+
+
 def default_device(name: str | None = None) -> torch.device:
     """Return the device asked for, or a GPU if there is one: this process's own, under a launcher."""
     if name is not None:
-        return torch.device(name)
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's, for what it was not built for
+            why = str(error).splitlines()[0]
+            raise UserError(
+                f"device: expected one that torch can use here, cpu say, but got {name!r} ({why})"
+            ) from None
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")

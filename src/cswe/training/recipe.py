@@ -1,7 +1,8 @@
 """A recipe: every choice that decides what a training run computes, as data."""
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cswe.nn.slicer import Initialisation
 from cswe.ops.embedding import Interpolation, Order
@@ -272,11 +273,31 @@ _RANGES: dict[str, dict[str, tuple[float, float, bool]]] = {
 _Made = TypeVar("_Made")
 
 
-def _from_json(kind: type[_Made], data: dict[str, Any], where: str) -> _Made:
+def fits(kind: Any, value: Any) -> bool:
+    """Say whether a value from a file is of the type of a choice; `Recipe.check` knows which words are allowed.
+
+    Examples
+    --------
+    >>> fits(float | None, 5), fits(float | None, None), fits(int, 0.5), fits(bool, 1)
+    (True, True, False, False)
+    """
+    if get_origin(kind) is Literal:
+        return isinstance(value, str)
+    allowed = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    return type(value) in allowed or (type(value) is int and float in allowed)
+
+
+def _from_json(kind: type[_Made], data: Any, where: str) -> _Made:
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: expected choices by name but got {data!r}")
     hints = get_type_hints(kind)
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise UserError(f"{where}: expected the choices that this version knows but got {', '.join(unknown)}")
+    for name, value in data.items():
+        if not is_dataclass(hints[name]) and not fits(hints[name], value):
+            expected = "text" if get_origin(hints[name]) is Literal else getattr(hints[name], "__name__", hints[name])
+            raise UserError(f"{name}: expected {expected} but got {value!r}")
     values = {
         name: _from_json(hints[name], value, name) if is_dataclass(hints[name]) else value
         for name, value in data.items()

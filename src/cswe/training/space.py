@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cswe.training.checkpoint import read_json
-from cswe.training.choices import choice_types, fits
+from cswe.training.choices import choice_types
 from cswe.training.errors import UserError
-from cswe.training.recipe import Recipe
+from cswe.training.recipe import Recipe, fits
 from cswe.training.recipes import SPACES
 
 PAPER = "paper"
@@ -100,6 +100,13 @@ class Space:
         for point in itertools.product(*lists):
             yield dict(zip(self.choices, point, strict=True))
 
+    def first(self) -> dict[str, Any]:
+        """Return some point."""
+        return {
+            name: (int(values.low) if values.whole else values.low) if isinstance(values, Range) else values[0]
+            for name, values in self.choices.items()
+        }
+
     def suggest(self, trial: Any) -> dict[str, Any]:
         """Let an Optuna trial choose."""
         return {name: _suggest(trial, name, values) for name, values in self.choices.items()}
@@ -121,12 +128,17 @@ def _suggest(trial: Any, name: str, values: tuple[Any, ...] | Range) -> Any:
 
 
 def _range(name: str, values: dict[str, Any], kind: Any) -> Range:
+    if not fits(kind, 1):
+        raise UserError(f"space: {name}: expected a list of values, since it is no number, but got the range {values}")
     try:
-        wanted = Range(**{key: value for key, value in values.items() if key != "whole"}, whole=kind is int)
-        fits = wanted.low < wanted.high and not (wanted.log and (wanted.low <= 0 or wanted.step is not None))
+        wanted = Range(**{key: value for key, value in values.items() if key != "whole"}, whole=not fits(kind, 0.5))
+        numbers = [wanted.low, wanted.high, *([] if wanted.step is None else [wanted.step])]
+        usable = all(isinstance(number, int | float) and fits(kind, number) for number in numbers)
+        usable = usable and wanted.low < wanted.high and math.isfinite(wanted.high - wanted.low)
+        usable = usable and not (wanted.log and (wanted.low <= 0 or wanted.step is not None))
     except TypeError:
-        fits = False
-    if not fits:
+        usable = False
+    if not usable:
         raise UserError(
             f'space: {name}: expected a range like {{"low": 0.001, "high": 0.1, "log": true}} but got {values}'
         )

@@ -1,5 +1,6 @@
 """Everything that a run changes as it goes: saved together, restored together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,16 +83,22 @@ class State:
             Progress(),
         )
 
-    def save(self, run: Path, notes: dict[str, Any]) -> None:
-        """Put the state in place of the run's last checkpoint."""
+    def own(self) -> dict[str, Tensor]:
+        """Return what differs, amid an epoch, between processes that train one model together."""
+        buffers = {f"buffers.{name}": value for name, value in self.model.named_buffers() if value.is_floating_point()}
+        return {f"sums.{name}": total for name, total in self.progress.sums.items()} | buffers
+
+    def save(self, run: Path, notes: dict[str, Any], others: Sequence[dict[str, Tensor]] = ()) -> None:
+        """Put the state in place of the run's last checkpoint, with what other processes have of their own."""
+        theirs = {f"rank.{rank}.{name}": value for rank, own in enumerate(others, 1) for name, value in own.items()}
 
         def write(folder: Path) -> None:
             save_model(folder, self.model, notes)
-            write_state(folder, self._numbers(), self._tensors())
+            write_state(folder, self._numbers(), self._tensors() | theirs)
 
         replace_folder(run / LAST, write)
 
-    def restore(self, run: Path) -> bool:
+    def restore(self, run: Path, rank: int = 0) -> bool:
         """Go on from a run's last checkpoint; False if there is none yet."""
         folder = existing(run / LAST)
         if folder is None:
@@ -106,7 +113,10 @@ class State:
             self.duals.load_state_dict(_under(tensors, "duals."))
         if numbers["scaler"]:
             self.scaler.load_state_dict(numbers["scaler"])
-        sums = {name: total.to(device) for name, total in _under(tensors, "sums.").items()}
+        own = _under(tensors, f"rank.{rank}.")
+        for name, value in _under(own, "buffers.").items():
+            self.model.get_buffer(name).copy_(value)
+        sums = {name: total.to(device) for name, total in _under(own or tensors, "sums.").items()}
         self.progress = Progress(**numbers["progress"], sums=sums)
         return True
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import tyro
 
+from cswe.tokens import Manifest
 from cswe.training.cells import Plan, base_recipe, read_results
 from cswe.training.checkpoint import read_json
 from cswe.training.choices import parse_choices
@@ -18,7 +19,9 @@ from cswe.training.compare import LOCK, PLAN
 from cswe.training.compare import compare as run_comparison
 from cswe.training.errors import UserError
 from cswe.training.locking import locked
+from cswe.training.parallel import speaks
 from cswe.training.recipes import EsmSize
+from cswe.training.scoring import check_scores
 from cswe.training.space import PAPER, Space
 from cswe.training.sweep import BEST_RECIPE, best_line
 from cswe.training.sweep import sweep as run_sweep
@@ -51,7 +54,7 @@ def compare(
 
     Example: cswe compare digits/ --out study/ --pools mean attention:queries=5 swe cswe --slices 4 16 --seeds 3
 
-    Broken off, the same command goes on where it was; several processes may share one folder.
+    Broken off, the same command goes on where it was; several processes may share one folder, those of torchrun, too.
 
     Parameters
     ----------
@@ -96,9 +99,8 @@ def compare(
         Print the tables only.
     """
     plan = Plan(pools, slices, seeds, first_seed, layers, recipe, set_, esm)
-    words = [*shlex.split(plan.command(store, out)), *([] if test else ["--no-test"])]
-    words += [] if keep_models else ["--no-keep-models"]
-    words += ["--neighbors"] if neighbors else []
+    check_scores(Manifest.read(store), metric, neighbors=neighbors)
+    words = shlex.split(plan.command(store, out, baseline, test=test, neighbors=neighbors, keep_models=keep_models))
     with _helpers(words, jobs, device):
         run_comparison(
             store,
@@ -115,8 +117,9 @@ def compare(
     table = Table.of(read_results(out), metric, read_json(out / PLAN)["baseline"])
     with locked(out / LOCK):
         files = table.write(out)
-    print(table.markdown())
-    print(f"written: {', '.join(map(str, files))}")
+    if speaks():
+        print(table.markdown())
+        print(f"written: {', '.join(map(str, files))}")
 
 
 def sweep(
@@ -198,8 +201,9 @@ def sweep(
             device=device,
             tell=_teller(quiet),
         )
-    print(best_line(out))
-    print(f"{out / BEST_RECIPE}: train with it by `cswe train {store} --recipe {out / BEST_RECIPE} --out RUN`")
+    if speaks():
+        print(best_line(out))
+        print(f"{out / BEST_RECIPE}: train with it by `cswe train {store} --recipe {out / BEST_RECIPE} --out RUN`")
 
 
 @contextmanager
@@ -227,7 +231,7 @@ def _teller(quiet: bool) -> Callable[[str], None]:
     """Say lines as they come, or nothing."""
 
     def tell(line: str) -> None:
-        if not quiet:
+        if not quiet and speaks():
             print(line, flush=True)
 
     return tell

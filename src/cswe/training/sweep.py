@@ -9,20 +9,22 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from cswe.tokens import Manifest
+from cswe.tokens import Manifest, TokenStoreError
 from cswe.training.checkpoint import BEST, LAST, read_json, write_json
 from cswe.training.compare import Shelf, check_pool
 from cswe.training.errors import TrainingError, UserError
 from cswe.training.fit import fit
 from cswe.training.locking import locked
 from cswe.training.logging import LOG, Record, read_lines
-from cswe.training.parallel import default_device
+from cswe.training.origin import noted_origin, origin_of, same_origin
+from cswe.training.parallel import Ranks, default_device
 from cswe.training.recipe import Recipe
 from cswe.training.space import Space
 from cswe.training.task import CHOSEN_BY, task_of
 from cswe.training.trials import Held, Method, Prune, Trials
 
 PLAN, BEST_RECIPE, TABLE = "sweep.json", "best.json", "trials.csv"
+_LEAD, _REST = ("run", "state", "validation"), ("epochs_done", "error")  # columns beside the choices
 _WAIT = 0.5  # seconds between two looks at trials that others are working on
 
 
@@ -84,7 +86,12 @@ def sweep(
     if layer is None and len(layers) > 1:
         raise UserError(f"layer: expected one of {layers}, which the store holds, but got none")
     where = layers[0] if layer is None else layer
-    _check_space(recipe, space, manifest, chosen)
+    if where not in layers:
+        raise UserError(f"layer: expected one of {layers}, which the store holds, but got {layer}")
+    score = CHOSEN_BY[task_of(manifest.spec.labels)]
+    points = [recipe.with_(**point).check() for point in (space.grid() if chosen == "grid" else [space.first()])]
+    for point in points:
+        check_pool(point, manifest, where)  # now, rather than hours later
     numbers = list(range(first_seed, first_seed + seeds))
     plan = {
         "recipe": recipe.to_json(),
@@ -92,12 +99,12 @@ def sweep(
         "method": chosen,
         "seeds": numbers,
         "layer": where,
-        "tokens": manifest.spec.key,
+        "store": origin_of(manifest),
     }
+    shelf = Shelf(path, default_device(device))
+    shelf.data(where, points[0])  # what is wrong with the store is told now, too, and is no trial's fault
     _claim(folder, plan)
     search = Trials(folder, space, chosen, trials, pruning, recipe.optimization.epochs, first_seed)
-    shelf = Shelf(path, default_device(device))
-    score = CHOSEN_BY[task_of(manifest.spec.labels)]
     waiting = False
     while True:
         held = search.next()
@@ -114,7 +121,9 @@ def sweep(
             value = _train(held, folder, recipe.with_(**held.choices), shelf, where, numbers, score)
             if value is not None and not math.isfinite(value):
                 value, error = None, f"validation {score} is {value}"
-        except TrainingError as failure:
+        except TokenStoreError:
+            raise
+        except (TrainingError, ValueError) as failure:  # its choices' fault: others may be all right
             error = str(failure).replace(f"{folder}/", "")
         search.finish(held, value, error=error)
         for checkpoint in (folder / "runs" / held.run).glob("seed-*/*"):
@@ -141,7 +150,8 @@ def _train(
     """Train all seeds, an epoch each in turn; return the mean of their best scores, or None if it was pruned."""
     data = shelf.data(layer, recipe)
     runs = [folder / "runs" / held.run / f"seed-{seed}" for seed in seeds]
-    fits = [fit(data, run, seed=seed, resume=True) for seed, run in zip(seeds, runs, strict=True)]
+    # Processes share a search trial by trial, those of a launcher, too.
+    fits = [fit(data, run, seed=seed, resume=True, ranks=Ranks()) for seed, run in zip(seeds, runs, strict=True)]
     epochs = recipe.optimization.epochs
     reported = 0
     for _ in _rounds(fits):
@@ -179,32 +189,19 @@ def _claim(folder: Path, plan: dict[str, Any]) -> None:
             write_json(folder / PLAN, plan)
             return
         there = read_json(folder / PLAN)
-    differing = [name for name in plan if there.get(name) != plan[name]]
+    differing = [name for name in plan if name != "store" and there.get(name) != plan[name]]
+    differing += [] if same_origin(noted_origin(there), plan["store"]) else ["store"]
     if differing:
         raise UserError(
             f"{folder}: was begun with another {' and '.join(differing)}; use the same, or choose another folder"
         )
 
 
-def _check_space(recipe: Recipe, space: Space, manifest: Manifest, method: Method) -> None:
-    """Raise an error now if some point makes no sense, rather than hours later."""
-    if method == "grid":
-        points = list(space.grid())
-    else:
-        first = {
-            name: values[0] if isinstance(values, tuple) else (int(values.low) if values.whole else values.low)
-            for name, values in space.choices.items()
-        }
-        points = [first]
-    for point in points:
-        check_pool(recipe.with_(**point).check(), manifest)
-
-
 def _write_results(folder: Path, search: Trials, space: Space, recipe: Recipe) -> None:
     """Write all trials as a table, and the best as a recipe."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["run", "state", "validation", *space.choices, "epochs", "error"])
+    writer.writerow([*_LEAD, *space.choices, *_REST])
     for trial in search.settled():
         lead = [trial.user_attrs.get("run"), trial.state.name.lower(), "" if trial.value is None else trial.value]
         epochs = max(trial.intermediate_values, default=0)
@@ -225,7 +222,7 @@ def best_line(folder: Path) -> str:
         rows = list(csv.DictReader(stream))
     done = [row for row in rows if row["state"] == "complete"]
     best = max(done, key=lambda row: float(row["validation"]))
-    chosen = ", ".join(f"{name}={value}" for name, value in list(best.items())[3:-2])
+    chosen = ", ".join(f"{name}={value}" for name, value in best.items() if name not in (*_LEAD, *_REST))
     others = f"{len(rows)} trials, {sum(row['state'] == 'pruned' for row in rows)} of them pruned"
     return f"best of {others}: {chosen}; validation {100 * float(best['validation']):.2f}"
 

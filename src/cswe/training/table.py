@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cswe.training.cells import Result, label_of
-from cswe.training.errors import UserError
-from cswe.training.task import CHOSEN_BY
+from cswe.training.task import CHOSEN_BY, check_metric
 
 SPLITS = ("train", "validation", "test")
 # Student's t: how many standard errors a mean is away from zero once in twenty times by chance, from two values on.
@@ -50,18 +49,24 @@ class Mean:
         return self.std / math.sqrt(self.count) if self.count else math.nan
 
     @property
+    def margin(self) -> float:
+        """How far from zero a mean may be by chance, once in twenty times more: some standard errors.
+
+        With few seeds that takes more than two, since the error itself is known badly: 12.7 of them with two seeds, 4.3
+        with three, 2.8 with five.
+        """
+        return _STUDENT[min(self.count - 1, len(_STUDENT)) - 1] * self.error if self.count > 1 else math.nan
+
+    @property
     def clear(self) -> bool:
         """Whether the mean differs from zero by more than chance would give once in twenty times.
-
-        With few seeds that takes more than two standard errors, since the error itself is known badly: 12.7 of them with
-        two seeds, 4.3 with three, 2.8 with five.
 
         Examples
         --------
         >>> Mean.of([0.01, 0.02, 0.03]).clear, Mean.of([0.01, 0.02, 0.03, 0.02, 0.02]).clear
         (False, True)
         """
-        return self.count > 1 and abs(self.mean) > _STUDENT[min(self.count - 1, len(_STUDENT)) - 1] * self.error
+        return abs(self.mean) > self.margin
 
     def text(self, *, signed: bool = False, error: bool = False) -> str:
         """Print in percent, the deviation (or the standard error) in brackets.
@@ -112,11 +117,14 @@ class Row:
 
     def mean(self, split: str, metric: str) -> Mean:
         """Average a score over seeds."""
-        return Mean.of([result.scores[split][metric] for result in self.whole if split in result.scores])
+        return Mean.of(
+            [result.scores[split][metric] for result in self.whole if metric in result.scores.get(split, {})]
+        )
 
     def by_seed(self, split: str, metric: str) -> dict[int, float]:
-        """Return a score of every seed."""
-        return {result.cell.seed: result.scores[split][metric] for result in self.whole if split in result.scores}
+        """Return a score of every seed that has it."""
+        scored = [result for result in self.whole if metric in result.scores.get(split, {})]
+        return {result.cell.seed: result.scores[split][metric] for result in scored}
 
 
 @dataclass(frozen=True)
@@ -161,8 +169,8 @@ class Table:
         tasks = [result.facts["task"] for result in results]
         chosen = metric or (CHOSEN_BY[tasks[0]] if tasks else "top1")
         known = {name: None for result in results for scores in result.scores.values() for name in scores}
-        if known and chosen not in known:
-            raise UserError(f"metric: expected one of {', '.join(known)} but got {chosen!r}")
+        if known:
+            check_metric(chosen, known)
         return cls(rows, chosen, baseline or (rows[0].pool if rows else ""))
 
     @property
@@ -250,9 +258,9 @@ class Table:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["pool", "layer", "slices", "size", "split", "metric", "mean", "std", "seeds", "failed"])
         for row in self.rows:
-            known = row.whole[0].scores if row.whole else {}
-            for split, scores in known.items():
-                for metric in scores:
+            for split in SPLITS:
+                known = {name: None for result in row.whole for name in result.scores.get(split, {})}
+                for metric in known:
                     mean = row.mean(split, metric)
                     lead = [row.pool, row.layer, "" if row.slices is None else row.slices, row.size, split, metric]
                     writer.writerow([*lead, mean.mean, mean.std, mean.count, len(row.results) - len(row.whole)])

@@ -1,5 +1,6 @@
 """What is learned: classes, sets of classes or numbers; with its loss and its scores."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -14,6 +15,13 @@ Task = Literal["classification", "multi-label", "regression"]
 _TASKS: dict[str, Task] = {"class": "classification", "multilabel": "multi-label", "real": "regression"}
 # The score by which the best epoch is chosen; the more the better.
 CHOSEN_BY: dict[Task, str] = {"classification": "top1", "multi-label": "f_max", "regression": "r2"}
+# What a table can show of a task: the more the better, unlike the loss.
+SCORES: dict[Task, tuple[str, ...]] = {
+    "classification": ("top1", "top5", "macro_f1", "balanced"),
+    "multi-label": ("f_max",),
+    "regression": ("r2",),
+}
+NEAREST = "nearest"  # of classification, where it is asked for
 
 
 def task_of(labels: LabelSpec) -> Task:
@@ -27,6 +35,20 @@ def task_of(labels: LabelSpec) -> Task:
     if labels.kind not in _TASKS:
         raise UserError("store: expected labels to learn from but it has none; extract it with labels")
     return _TASKS[labels.kind]
+
+
+def check_metric(metric: str, known: Iterable[str]) -> None:
+    """Raise an error unless a score is among the known ones, and one of which more is better.
+
+    Examples
+    --------
+    >>> check_metric("loss", ["loss", "top1", "nearest"])
+    Traceback (most recent call last):
+    cswe.training.errors.UserError: metric: expected one of top1, nearest but got 'loss'
+    """
+    shown = [name for name in known if name == NEAREST or any(name in names for names in SCORES.values())]
+    if metric not in shown:
+        raise UserError(f"metric: expected one of {', '.join(shown)} but got {metric!r}")
 
 
 def loss_of(task: Task, outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -178,8 +178,9 @@ def explain(
     device
         Where the backbone runs.
     """
+    where = None if device is None else str(default_device(device))
     trained = load(model)
-    sets = open_input(input, trained.facts, format=format, backbone=backbone, device=device)
+    sets = open_input(input, trained.facts, format=format, backbone=backbone, device=where)
     told = share_out(trained, sets, item, label=label, slice=slice)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_explanation(told, out)

@@ -12,7 +12,6 @@ METRICS = {
     "nearest": "accuracy of the nearest neighbour",
     "f_max": "F-max",
     "r2": "R²",
-    "loss": "loss",
 }
 
 
