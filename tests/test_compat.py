@@ -115,11 +115,40 @@ def test_migration_agrees_where_their_matching_is_right():
     pool, tokens = made(), draw(5, 3, 7, 5)
     with torch.no_grad():
         pool.reference.copy_(pool.reference.sort(0).values)  # sorted: argsort is the rank
-    migrated = pool.to_pool().double()
+    migrated = pool.to_pool()
     assert isinstance(migrated, cswe.SWEPool)
-    torch.testing.assert_close(migrated(tokens), pool(tokens), rtol=0, atol=1e-5)
+    torch.testing.assert_close(migrated(tokens), pool(tokens), rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="6 reference coordinates a point do not fit in 5 dimensions"):
         SWE_Pooling(5, 6, 7).to_pool()
+
+
+def test_slices_of_another_length_do_not_migrate():
+    pool = made()
+    with torch.no_grad():
+        pool.theta.weight_g[1] = 2
+    with pytest.raises(ValueError, match=r"weight_g to be 1, .* lie between 1 and 2"):
+        pool.to_pool()
+
+
+def test_padding_is_never_read():
+    pool, tokens = made(), draw(5, 2, 7, 5)
+    mask = torch.arange(7) < torch.tensor([[7], [4]])
+    expected = pool(tokens, mask)
+    found = pool(tokens.masked_fill(~mask.unsqueeze(-1), torch.nan), mask)
+    assert torch.equal(found, expected)
+    found.sum().backward()
+    assert bool(torch.isfinite(pool.theta.weight_v.grad).all())
+
+
+def test_compiled_in_one_graph():
+    pool, tokens, mask = made(), draw(5, 2, 9, 5), torch.arange(9) < torch.tensor([[9], [4]])
+    compiled = torch.compile(pool, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(tokens, mask), pool(tokens, mask))
+
+
+def test_counts_are_whole_numbers():
+    with pytest.raises(TypeError, match=r"num_slices ≥ 1, a whole number, but got 4\.0"):
+        SWE_Pooling(5, 4.0, 7)
 
 
 def test_gradients_flow_and_sets_of_one_are_refused():

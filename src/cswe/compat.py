@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cswe.nn import MapPoints, SWEPool
-from cswe.ops._inputs import as_mask, check_points, looks_at_values
+from cswe.ops._inputs import as_mask, check_points, looks_at_values, whole
 from cswe.ops.embedding import displacement
 
 
@@ -48,8 +48,7 @@ class SWE_Pooling(nn.Module):  # noqa: N801 - the name is the point
     def __init__(self, d_in: int, num_slices: int, num_ref_points: int, freeze_swe: bool = False) -> None:
         super().__init__()
         for name, value in (("d_in", d_in), ("num_slices", num_slices), ("num_ref_points", num_ref_points)):
-            if value < 1:
-                raise ValueError(f"expected {name} ≥ 1 but got {value}")
+            whole(value, name)
         self.d_in, self.num_slices, self.num_ref_points = d_in, num_slices, num_ref_points
         line = torch.linspace(-1, 1, num_ref_points)
         self.reference = nn.Parameter(line.unsqueeze(1).repeat(1, num_slices), requires_grad=not freeze_swe)
@@ -65,6 +64,8 @@ class SWE_Pooling(nn.Module):  # noqa: N801 - the name is the point
         """Give the displacements before they are mapped, ``(B, num_slices, num_ref_points)``."""
         check_points(X, "X", (3,), width=self.d_in)
         mask = as_mask(mask, tuple(X.shape[:2]), "mask", looks_at_values(None, X))
+        if mask is not None:
+            X = torch.where(mask.unsqueeze(-1), X, 0.0)  # padding may be NaN: its gradient must not be
         sliced = self.theta(X).transpose(1, 2)  # (B, L, N)
         quantiles = self._quantiles(sliced) if mask is None else self._masked_quantiles(sliced, mask)
         reference = self.reference.T  # (L, M)
@@ -80,16 +81,23 @@ class SWE_Pooling(nn.Module):  # noqa: N801 - the name is the point
         """Make the :class:`cswe.SWEPool` that this layer should have been: matched by rank, barycentric.
 
         The reference moves among the tokens: with no more slices than dimensions, to points with exactly these
-        projections. The result differs where this layer's matching was wrong; train it on.
+        projections. The result differs where this layer's matching was wrong; train it on. SWEPool's slices are of
+        unit length: weights ``theta.weight_g`` other than 1, which the public code never has, are refused.
         """
         slices = self.theta.directions()
+        lengths = self.theta.weight_g.detach().abs()
+        if not torch.allclose(lengths, torch.ones_like(lengths), rtol=0, atol=1e-6):
+            raise ValueError(
+                "expected theta.weight_g to be 1, the length of SWEPool's slices, but its absolute values lie between "
+                f"{float(lengths.min()):.4g} and {float(lengths.max()):.4g}; start SWEPool anew"
+            )
         if self.num_slices > self.d_in:
             raise ValueError(
                 f"{self.num_slices} reference coordinates a point do not fit in {self.d_in} dimensions: "
                 "a reference among the tokens has no more slices than dimensions; start SWEPool anew"
             )
         readout = MapPoints(self.num_ref_points)
-        pool = SWEPool(self.d_in, self.num_slices, self.num_ref_points, readout, order="reference")
+        pool = SWEPool(self.d_in, self.num_slices, self.num_ref_points, readout, order="reference").to(self.reference)
         with torch.no_grad():
             pool.slicer.weight.copy_(slices)
             assert pool.reference is not None
@@ -97,7 +105,7 @@ class SWE_Pooling(nn.Module):  # noqa: N801 - the name is the point
             readout.map.weight.copy_(-self.weight.weight)  # sample minus reference, from here on
         pool.slicer.weight.requires_grad_(self.theta.weight_v.requires_grad)
         pool.reference.requires_grad_(self.reference.requires_grad)
-        return pool.to(self.reference.device)
+        return pool
 
     def _quantiles(self, sliced: Tensor) -> Tensor:
         ordered = torch.sort(sliced, dim=-1).values
@@ -110,7 +118,7 @@ class SWE_Pooling(nn.Module):  # noqa: N801 - the name is the point
     def _masked_quantiles(self, sliced: Tensor, mask: Tensor) -> Tensor:
         padding = ~mask.unsqueeze(1)
         valid = mask.sum(1, keepdim=True)
-        if bool((valid < 2).any()) and looks_at_values(None, sliced):
+        if looks_at_values(None, sliced) and bool((valid < 2).any()):
             raise ValueError("the public code extrapolates from the two largest tokens: every set needs at least two")
         lifted = sliced.masked_fill(padding, -1e10)
         two = torch.topk(lifted, k=2, dim=-1).values

@@ -1,5 +1,8 @@
 """The embedding against POT and its own promises: matching by rank, Jensen's bound, invariances, precision."""
 
+from fractions import Fraction
+from math import comb
+
 import numpy as np
 import ot
 import pytest
@@ -109,6 +112,11 @@ class TestUnequalSizes:
         ordered = tokens[..., 0].sort(-1).values
         torch.testing.assert_close(z[:, 0, ::2], ordered, rtol=0, atol=1e-12)
         torch.testing.assert_close(z[:, 0, 1], (ordered[:, 0] + ordered[:, 1]) / 2, rtol=0, atol=1e-12)
+
+    def test_linear_interpolation_on_one_rank_is_the_median(self):
+        tokens = torch.tensor([[[9.0], [1.0], [2.0]]])
+        z = swe(tokens, torch.zeros(1, 1), torch.ones(1, 1), interpolation="linear")
+        assert z.tolist() == [[[2.0]]]
 
 
 class TestMasks:
@@ -223,6 +231,35 @@ class TestRankCoupling:
         batched = rank_coupling(draw(2, 2, 4).abs(), 6)
         torch.testing.assert_close(batched @ w, torch.einsum("bnm,bm->bn", batched.dense(), w))
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_is_computed_in_float32(self, dtype):
+        w = draw(0, 2, 7).to(dtype)
+        result = rank_coupling(5, 7) @ w
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result, rank_coupling(5, 7) @ w.float())
+
+    def test_errors(self):
+        coupling = rank_coupling(2, 3)
+        for w, message in (
+            (torch.tensor([1, 2, 3]), "right-hand side of @ of a floating-point dtype but got torch.int64"),
+            ([1.0, 2.0, 3.0], "right-hand side of @ to be a torch.Tensor but got list"),
+        ):
+            with pytest.raises(TypeError, match=message):
+                coupling @ w
+        for w in (torch.tensor(1.0), torch.ones(2)):
+            with pytest.raises(ValueError, match=r"right-hand side of shape \(…, 3\) but got"):
+                coupling @ w
+
+
+def test_a_set_of_nothing_ends_no_unvalidated_run():
+    tokens, reference, slices = draw(0, 2, 5, 3), draw(1, 4, 3), draw(2, 2, 3)
+    mask = torch.tensor([[True] * 5, [False] * 5])
+    for interpolation in ("barycentric", "linear"):
+        z = swe(tokens, reference, slices, mask, interpolation=interpolation, validate=False)
+        expected = swe(tokens[:1], reference, slices, interpolation=interpolation)
+        torch.testing.assert_close(z[:1], expected)
+    assert l_moments(tokens.mT, 2, mask=mask.unsqueeze(1), validate=False).shape == (2, 3, 2)
+
 
 class TestLMoments:
     @settings(max_examples=50, deadline=None)
@@ -264,6 +301,19 @@ class TestLMoments:
         np.testing.assert_allclose(moments.numpy(), textbook, atol=1e-12)
         scaled = l_moments(shuffled, 4, estimator="unbiased")
         np.testing.assert_allclose(scaled.numpy(), textbook * np.sqrt([1, 3, 5, 7]), atol=1e-12)
+
+    @pytest.mark.parametrize("offset", [0.0, 1e4])
+    @pytest.mark.parametrize(("n", "k"), [(60, 24), (196, 40), (12, 12)])
+    def test_unbiased_form_of_high_order(self, n, k, offset):
+        """Against rational numbers: the textbook's sums of binomials cancel."""
+        values = draw(0, n) + offset
+        exact = sorted(Fraction(float(value)) for value in values)
+        weighted = [sum(comb(i, r) * exact[i] for i in range(n)) / (n * comb(n - 1, r)) for r in range(k)]
+        expected = [
+            sum((-1) ** (j - r) * comb(j, r) * comb(j + r, r) * weighted[r] for r in range(j + 1)) for j in range(k)
+        ]
+        found = l_moments(values, k, estimator="unbiased", scale="textbook")
+        np.testing.assert_allclose(found.numpy(), np.array(expected, dtype=float), rtol=1e-11, atol=1e-12)
 
     def test_the_two_estimators_agree_for_many_values(self):
         values = draw(0, 20_000)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cswe.ops import fast_sort
@@ -90,6 +91,17 @@ def test_the_input_is_left_alone():
     assert torch.equal(values, before)
 
 
+def test_the_default_device_has_no_say():
+    values = draw(5, 6).requires_grad_()
+    torch.set_default_device("meta")
+    try:
+        ordered, order = sort_rows(values)
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(order, values.argsort(-1))
+    assert ordered.device.type == "cpu"
+
+
 def test_gradients():
     values, upstream = draw(4, 9).requires_grad_(), draw(4, 9) + 2
     (expected,) = torch.autograd.grad(torch.sort(values, dim=-1, stable=True).values, values, upstream)
@@ -102,6 +114,10 @@ def test_gradients():
     torch.testing.assert_close(second, 6 * values.detach())
     _, tangent = torch.func.jvp(lambda v: sort_rows(v)[0], (values.detach(),), (upstream,))
     assert torch.equal(tangent, upstream.gather(-1, values.argsort(-1)))
+    for sort in (lambda v: sort_rows(v)[0], sorted_rows):
+        with forward_ad.dual_level():
+            dual = sort(forward_ad.make_dual(values.detach(), upstream))
+            assert torch.equal(forward_ad.unpack_dual(dual).tangent, tangent)
 
 
 class TestTracing:

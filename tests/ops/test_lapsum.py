@@ -233,3 +233,14 @@ class TestCost:
 def test_temperature_must_be_positive():
     with pytest.raises(ValueError, match="alpha > 0 but got -1"):
         LapSum(-1)
+
+
+@pytest.mark.parametrize("alpha", [1e-15, 1e-20, 1e-37])
+def test_the_smallest_temperatures_are_the_hard_sort(alpha):
+    values = torch.tensor([3.0, 1.0, 2.0])
+    assert (LapSum(alpha)(values) @ values).tolist() == [1, 2, 3]
+
+
+def test_the_dense_form_has_second_derivatives():
+    values, w = draw(0, 6).requires_grad_(), draw(1, 6, 2).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x, w: LapSum(0.7)(x).dense() @ w, (values, w))

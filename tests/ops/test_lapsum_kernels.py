@@ -9,7 +9,7 @@ import torch
 from cswe.nn import SWEPool, SWGGBound
 from cswe.ops import LapSum, swgg
 from cswe.ops.kernels import backend, cpu_lapsum, cpu_lapsum_loops, cpu_tasks
-from cswe.ops.kernels.lapsum import is_compiled, lapsum_ranks
+from cswe.ops.kernels.lapsum import choose_lapsum, lapsum_ranks
 from cswe.ops.kernels.lapsum_problem import LapSumProblem
 
 choosing = importlib.import_module("cswe.ops.kernels.choose")
@@ -399,9 +399,9 @@ class TestChoice:
     def test_other_devices(self, monkeypatch):
         monkeypatch.delenv("CSWE_BACKEND", raising=False)
         cuda = torch.device("cuda")
-        assert not is_compiled(cuda, is_uniform=True)
+        assert choose_lapsum(cuda, is_uniform=True) == "scan"
         with backend("cpu"), pytest.raises(ValueError, match="'cpu' was asked for, but the tensors are on cuda"):
-            is_compiled(cuda, is_uniform=True)
+            choose_lapsum(cuda, is_uniform=True)
         with backend("cuda"), pytest.raises(ValueError, match="'cuda' was asked for, but the tensors are on cpu"):
             swgg(*self.INPUTS, LapSum(0.3))
 

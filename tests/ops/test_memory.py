@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from cswe.ops import _memory
 from cswe.ops._memory import has_memory, share_out
@@ -74,4 +75,6 @@ def test_has_memory():
     assert not has_memory(torch.zeros(2, device="meta"))
     seen = []
     torch.func.vmap(lambda row: seen.append(has_memory(row)) or row)(torch.zeros(2, 3))
-    assert seen == [False]
+    with forward_ad.dual_level():
+        seen.append(has_memory(forward_ad.make_dual(torch.zeros(2), torch.ones(2))))
+    assert seen == [False, False]

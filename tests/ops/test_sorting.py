@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cswe.ops import HardSort, SoftSort
+from cswe.ops import HardSort, LapSum, SoftSort
 from cswe.ops.laplace import CHUNK
 
 DOUBLE = torch.float64
@@ -187,10 +187,42 @@ def test_half_precision_is_computed_in_float32(dtype):
     torch.testing.assert_close(result, SoftSort(0.1)(values.float()) @ w.float())
 
 
+@pytest.mark.parametrize("sort", [HardSort(), SoftSort(0.1), LapSum(0.1)])
+def test_autocast_is_kept_out(sort):
+    values, w = draw(0, 4, 40, dtype=torch.float32), draw(1, 4, 40, 3, dtype=torch.float32)
+    found = []
+    for enabled in (False, True):
+        inputs = values.clone().requires_grad_(), w.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            P = sort(inputs[0])
+            both = P @ inputs[1], P.T @ inputs[1]
+            found.append([*both, *torch.autograd.grad(sum(each.square().sum() for each in both), inputs[1])])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("sort", [SoftSort, LapSum])
+class TestUnit:
+    def test_it_is_what_a_relative_temperature_is_measured_in(self, sort):
+        values, unit = draw(0, 4, 2, 7), torch.tensor([[2.0], [30.0]], dtype=DOUBLE)
+        given = sort(0.3, relative=True, unit=unit)(values) @ values
+        torch.testing.assert_close(given, sort(0.3)(values / unit) @ values)
+
+    def test_errors(self, sort):
+        with pytest.raises(ValueError, match="give relative=True too"):
+            sort(0.3, unit=torch.ones(2, 1))
+        with pytest.raises(TypeError, match=r"unit to be a torch\.Tensor but got float"):
+            sort(0.3, relative=True, unit=2.0)
+        with pytest.raises(ValueError, match=r"unit of shape \(2, 1\), one number per slice, but got \(2,\)"):
+            sort(0.3, relative=True, unit=torch.ones(2))(draw(0, 4, 2, 7))
+
+
 class TestErrors:
     def test_temperature(self):
         with pytest.raises(ValueError, match="tau > 0 but got 0"):
             SoftSort(0)
+        with pytest.raises(ValueError, match=r"tau ≥ 1\.18e-38, which float32 can carry, but got 1e-40"):
+            SoftSort(1e-40)
 
     def test_right_hand_side(self):
         P = HardSort()(draw(0, 2, 5))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cswe.ops import SoftSort, lifted_plan, rank_coupling, sliced_wasserstein, swgg, wasserstein_1d
+from cswe.ops import SoftSort, lifted_plan, rank_coupling, sliced, sliced_wasserstein, swgg, wasserstein_1d
 from cswe.ops.kernels import dense, scan
 from cswe.ops.kernels.problem import Problem
 
@@ -328,6 +328,32 @@ def test_kernels_on_problems_with_ties_and_lengths():
 
 
 class TestDistancesOnTheLine:
+    @pytest.mark.parametrize(("p", "moved"), [(2.5, 3.0), (40, 10.0), (100, 0.1), (100, 1e-3)])
+    def test_high_orders(self, p, moved):
+        x, massless = torch.zeros(3), torch.tensor([1.0, 0.0, 1.0])
+        for weights in (None, massless):
+            assert abs(float(wasserstein_1d(x, x + moved, weights, p=p)) / moved - 1) < 1e-5
+        x, shift = torch.zeros(2, 4, 3), torch.tensor([moved, 0, 0])
+        distance = sliced_wasserstein(x, x + shift, torch.eye(3), p=p)
+        torch.testing.assert_close(distance, torch.full((2,), moved * 3 ** (-1 / p)))
+        inputs = draw(0, 5).requires_grad_(), draw(1, 7).requires_grad_(), (draw(2, 5).abs() + 0.1).requires_grad_()
+        assert torch.autograd.gradcheck(lambda x, y, a: wasserstein_1d(x, y, a, p=p), inputs)
+
+    def test_masks_alone_are_coupled_once_for_all_slices(self, monkeypatch):
+        seen, couple = [], sliced.couple_masses
+        monkeypatch.setattr(
+            sliced, "couple_masses", lambda n, m, **where: seen.append(n.shape) or couple(n, m, **where)
+        )
+        mask = torch.arange(11) < torch.tensor([11, 4, 1]).unsqueeze(1)
+        sliced_wasserstein(draw(0, 3, 11, 4), draw(1, 14, 4), draw(2, 5, 4), x_mask=mask)
+        assert seen == [(3, 1, 11)]
+
+    @pytest.mark.parametrize(("n", "m"), [(6, 6), (9, 6), (5, 7)])
+    def test_compiled_in_one_graph(self, n, m):
+        torch._dynamo.reset()
+        x, y = draw(0, 2, n), draw(1, m)
+        assert torch._dynamo.explain(wasserstein_1d)(x, y).graph_break_count == 0
+
     @settings(max_examples=80, deadline=None)
     @given(n=st.integers(1, 20), m=st.integers(1, 20), seed=st.integers(0, 10_000), p=st.sampled_from([1, 2, 3]))
     def test_against_pot(self, n, m, seed, p):

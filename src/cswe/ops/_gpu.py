@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cswe.ops._asked import wants_compiled
+from cswe.ops._transforms import is_transforming
 
 
 def gpu_kernels(name: str, *tensors: Tensor, half: tuple[Tensor, ...] = ()) -> ModuleType | None:
@@ -19,6 +20,7 @@ def gpu_kernels(name: str, *tensors: Tensor, half: tuple[Tensor, ...] = ()) -> M
     """
     if (
         torch.compiler.is_compiling()
+        or is_transforming()
         or not wants_compiled()
         or not all(_is_plain(tensor, _SINGLE) for tensor in tensors)
     ):
@@ -31,12 +33,7 @@ _ANY = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _is_plain(tensor: Tensor, types: tuple[torch.dtype, ...]) -> bool:
-    return (
-        tensor.device.type == "cuda"
-        and tensor.dtype in types
-        and type(tensor) in (Tensor, torch.nn.Parameter)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
+    return tensor.device.type == "cuda" and tensor.dtype in types and type(tensor) in (Tensor, torch.nn.Parameter)
 
 
 @cache

@@ -2,7 +2,8 @@
 
 Shapes and types are always checked. Checks that have to look at values (NaN, an empty set, a zero slice)
 run when ``validate`` is true; ``None`` means "in eager use on the CPU", where looking is cheap. On an
-accelerator a look costs a synchronisation, and under ``torch.compile`` or ``torch.export`` it has no place.
+accelerator a look costs a synchronisation, and under ``torch.compile``, ``torch.export`` or ``torch.func`` it has no
+place.
 """
 
 import operator
@@ -12,6 +13,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from cswe.ops._transforms import is_transforming
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -51,10 +54,10 @@ def whole(value: object, name: str, least: int = 1, more: str = "") -> int:
 
 
 def working_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """Give the precision to compute in: that of the inputs, but float32 at least."""
+    """Give the precision to compute in: that of the inputs, but float32 at least. What is no tensor has no say."""
     dtype = torch.float32
     for tensor in tensors:
-        if tensor is not None and tensor.is_floating_point():
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
             dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
 
@@ -63,7 +66,7 @@ def looks_at_values(validate: bool | None, tensor: Tensor) -> bool:
     """Say whether checks that read values should run."""
     if torch.compiler.is_compiling():
         return False
-    return tensor.device.type == "cpu" if validate is None else validate
+    return tensor.device.type == "cpu" and not is_transforming() if validate is None else validate
 
 
 def check_floating(tensor: object, name: str) -> None:
@@ -142,21 +145,21 @@ def check_weights(
             raise ValueError(f"{name} are all zero for {_places(empty)}; a set needs some mass")
 
 
-def check_slices(slices: Tensor, width: int, validate: bool) -> None:
+def check_slices(slices: Tensor, width: int, validate: bool, name: str = "slices") -> None:
     """Raise unless slices are directions ``(L, d)``."""
-    check_floating(slices, "slices")
+    check_floating(slices, name)
     if slices.ndim != 2 or slices.shape[1] != width or slices.shape[0] == 0:
-        raise ValueError(f"expected slices of shape (L, {width}) but got {tuple(slices.shape)}")
+        raise ValueError(f"expected {name} of shape (L, {width}) but got {tuple(slices.shape)}")
     if validate:
-        check_finite(slices, "slices")
+        check_finite(slices, name)
         zero = (slices == 0).all(-1)
         if bool(zero.any()):
             raise ValueError(f"slice {int(zero.nonzero()[0])} is zero; a direction needs a length")
 
 
-def unit_slices(slices: Tensor, width: int, dtype: torch.dtype, validate: bool) -> Tensor:
+def unit_slices(slices: Tensor, width: int, dtype: torch.dtype, validate: bool, name: str = "slices") -> Tensor:
     """Normalise slices ``(L, d)`` to unit rows, or raise."""
-    check_slices(slices, width, validate)
+    check_slices(slices, width, validate, name)
     slices = slices.to(dtype)
     return torch.nn.functional.normalize(slices, dim=-1, eps=torch.finfo(dtype).tiny)
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cswe.ops._transforms import is_transforming
+
 
 def has_memory(tensor: Tensor) -> bool:
     """Say whether a tensor is plain numbers in the CPU's memory, which numpy and compiled loops may read.
@@ -19,7 +21,7 @@ def has_memory(tensor: Tensor) -> bool:
         tensor.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and type(tensor) in (Tensor, torch.nn.Parameter)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not is_transforming()
     )
 
 

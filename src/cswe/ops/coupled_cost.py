@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from cswe.ops._recompute import recomputed
 from cswe.ops.fast_sort import sort_rows
-from cswe.ops.kernels.lapsum import is_compiled, lapsum_cross, lapsum_ranks
+from cswe.ops.kernels.lapsum import choose_lapsum, lapsum_cross, lapsum_ranks
 from cswe.ops.kernels.lapsum_problem import LapSumProblem
-from cswe.ops.lapsum import LapSum, couple
-from cswe.ops.measure import Measure, centre_of, weighted_mean
+from cswe.ops.lapsum import LapSum, couple, couple_densely
+from cswe.ops.measure import Measure, centre_of, weighted_mean, with_centres
 from cswe.ops.sorting import sort_with_padding_last
 
 BLOCK_ELEMENTS = 1 << 21
@@ -33,12 +33,13 @@ def coupled_squared_cost(
     squares = weighted_mean(x_squares, source.mass) + weighted_mean(y_squares, target.mass)
     projections = (x @ directions.T).transpose(-1, -2)
     mask = None if source.mask is None else source.mask.unsqueeze(-2)
-    unit = relaxation.scale(projections, mask) * relaxation.alpha
-    if is_compiled(x.device, is_uniform=not (source.is_weighted or target.is_weighted)):
+    unit = relaxation.scale(with_centres(projections, centre, directions), mask) * relaxation.alpha
+    way = choose_lapsum(x.device, is_uniform=not (source.is_weighted or target.is_weighted))
+    if way == "cpu":
         sample = RankedSample(source, *sort_with_padding_last(projections / unit, mask))
         cross = _compiled_cross(sample, target, centre, directions / unit)
     else:
-        cross = _plain_cross(source._replace(points=x), target._replace(points=y), directions / unit)
+        cross = _plain_cross(source._replace(points=x), target._replace(points=y), directions / unit, way == "dense")
     return squares.unsqueeze(-1) - 2 * cross, squares.detach().unsqueeze(-1)
 
 
@@ -58,11 +59,11 @@ def _compiled_cross(sample: RankedSample, target: Measure, centre: Tensor, direc
     def one(index: int) -> Tensor:
         here = slice(index, index + 1)
         part = RankedSample(sample.measure.samples(here), sample.points[here], sample.order[here])
-        return _cross_with_one(part, target.samples(index), centre, directions)
+        return _cross_with_one(part, target.samples(index), centre[index, 0], directions)
 
     # One reference per sample: P U of all of them would be the B×L×M×d that we avoid: recomputed in backward.
     batch = target.points.shape[0]
-    return torch.cat([checkpoint(one, i, use_reentrant=False, preserve_rng_state=False) for i in range(batch)])
+    return torch.cat([recomputed(one, index) for index in range(batch)])
 
 
 def _cross_with_one(sample: RankedSample, reference: Measure, centre: Tensor, directions: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ def _cross_with_one(sample: RankedSample, reference: Measure, centre: Tensor, di
     )
 
 
-def _plain_cross(source: Measure, target: Measure, directions: Tensor) -> Tensor:
+def _plain_cross(source: Measure, target: Measure, directions: Tensor, dense: bool) -> Tensor:
     """Give ⟨x, γ y⟩ per sample and slice, ``(B, L)``, of any measures, in plain torch on any device."""
     batch, count, width = source.points.shape
     ranks = target.points.shape[-2]
@@ -93,7 +94,7 @@ def _plain_cross(source: Measure, target: Measure, directions: Tensor) -> Tensor
             torch.cat(
                 [
                     # Recomputed in backward: kept, the rows carried there would be the B×L×N×d that we avoid.
-                    checkpoint(_cross, x, y, part, use_reentrant=False, preserve_rng_state=False)
+                    recomputed(_cross, x, y, part, dense)
                     for part in directions.split(slices)
                 ],
                 dim=-1,
@@ -102,15 +103,15 @@ def _plain_cross(source: Measure, target: Measure, directions: Tensor) -> Tensor
     return torch.cat(rows)
 
 
-def _cross(x: Measure, y: Measure, directions: Tensor) -> Tensor:
+def _cross(x: Measure, y: Measure, directions: Tensor, dense: bool) -> Tensor:
     ranks = torch.arange(1, y.points.shape[-2] + 1, device=y.points.device, dtype=torch.float64)
     number = ranks[-1:] if y.mask is None else y.mask.sum(-1, keepdim=True)
     levels = (torch.minimum(ranks, number) / number).unsqueeze(-2)
-    x_ranked, y_ranked = (_ranked(measure.points, directions, measure.mass, levels) for measure in (x, y))
+    x_ranked, y_ranked = (_ranked(measure.points, directions, measure.mass, levels, dense) for measure in (x, y))
     return (number * (x_ranked * y_ranked).sum((-1, -2))).to(x.points.dtype)
 
 
-def _ranked(points: Tensor, directions: Tensor, mass: Tensor | None, levels: Tensor) -> Tensor:
+def _ranked(points: Tensor, directions: Tensor, mass: Tensor | None, levels: Tensor, dense: bool) -> Tensor:
     """Carry points ``(…, N, d)`` to the ranks along every slice, ``(…, L, K, d)``."""
     projections, order = sort_with_padding_last((points @ directions.T).transpose(-1, -2), None)
     if mass is None:
@@ -119,4 +120,6 @@ def _ranked(points: Tensor, directions: Tensor, mass: Tensor | None, levels: Ten
         masses = mass.unsqueeze(-2).expand(order.shape).gather(-1, order)
     rows = points.unsqueeze(-3).expand(*order.shape, points.shape[-1])
     ranked = rows.gather(-2, order.unsqueeze(-1).expand(rows.shape)).double()
-    return couple(projections.double(), ranked, masses, levels.expand(*order.shape[:-1], -1))
+    return (couple_densely if dense else couple)(
+        projections.double(), ranked, masses, levels.expand(*order.shape[:-1], -1)
+    )

@@ -10,7 +10,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from cswe.ops._inputs import check_weights, looks_at_values
+from cswe.ops._inputs import check_floating, check_weights, looks_at_values, whole, working_dtype
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,10 @@ class RankCoupling:
         return RankCoupling(self.cols, self.rows, self.mass, (self.size[1], self.size[0]))
 
     def __matmul__(self, w: Tensor) -> Tensor:
-        if w.shape[-1] != self.size[1]:
-            raise ValueError(f"expected values of shape (…, {self.size[1]}) but got {tuple(w.shape)}")
+        check_floating(w, "the right-hand side of @")
+        if w.ndim == 0 or w.shape[-1] != self.size[1]:
+            raise ValueError(f"expected a right-hand side of shape (…, {self.size[1]}) but got {tuple(w.shape)}")
+        w = w.to(working_dtype(w))
         batch = torch.broadcast_shapes(w.shape[:-1], self.mass.shape[:-1])
         mass = self.mass.to(w.dtype)
         result = w.new_zeros((*batch, self.size[0]))
@@ -79,9 +81,11 @@ def rank_coupling(n: int | Tensor, m: int | Tensor, device: torch.device | str |
     """
     for name, given in (("n", n), ("m", m)):
         if isinstance(given, Tensor):
+            if given.ndim == 0 or given.shape[-1] == 0:
+                raise ValueError(f"expected {name} to be a number or of shape (…, N) but got {tuple(given.shape)}")
             check_weights(given, tuple(given.shape), name, looks_at_values(None, given))
-        elif given < 1:
-            raise ValueError(f"expected at least one rank but got {name} = {given}")
+        else:
+            whole(given, name, more=" ranks")
     return couple_masses(n, m, device)
 
 
@@ -130,8 +134,8 @@ def _uniform(n: int, m: int, device: torch.device | str | None) -> RankCoupling:
     step_n, step_m = m // divisor, n // divisor
     left = torch.arange(1, n + 1, device=device) * step_n
     right = torch.arange(1, m + 1, device=device) * step_m
-    # Edges that coincide (there are gcd of them) would give empty entries.
-    edges = torch.cat([left, right[right % step_n != 0]]).sort().values
+    # Edges that coincide (every step_n-th one, gcd of them) would give empty entries.
+    edges = torch.cat([left, right.reshape(divisor, step_n)[:, :-1].flatten()]).sort().values
     starts = torch.cat([edges.new_zeros(1), edges[:-1]])
     mass = (edges - starts).to(torch.float64) / (n * step_n)
     return RankCoupling(starts // step_n, starts // step_m, mass, (n, m))

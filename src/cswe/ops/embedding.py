@@ -15,6 +15,7 @@ from cswe.ops._inputs import (
     check_weights,
     looks_at_values,
     unit_slices,
+    whole,
     without_autocast,
     working_dtype,
 )
@@ -62,7 +63,8 @@ def swe(
     interpolation
         ``"barycentric"``: q is the mean of the sample's quantile function over each M-th of the mass. It preserves the
         mean, does not change when every token is repeated, and takes weights. ``"linear"``: between order statistics,
-        as the paper intends; no weights.
+        as the paper intends, at (m − 1)/(M − 1) from the least to the largest (with one reference point, their median);
+        no weights.
     order
         ``"reference"`` lists z by reference point (the paper), ``"rank"`` by rank: continuous in the reference, and
         what a linear head sees is the quantile function. ``"argsort"`` is for results to be held against: it gathers
@@ -162,10 +164,12 @@ def displacement(quantiles: Tensor, reference: Tensor, order: Order) -> Tensor:
 
 
 def _interpolate(ranked: Tensor, points: int, mask: Tensor | None) -> Tensor:
-    """Interpolate linearly between order statistics, at (m − 1)(N − 1)/(M − 1)."""
+    """Interpolate linearly between order statistics, at (m − 1)(N − 1)/(M − 1), or in the middle for M = 1."""
     count = ranked.shape[-1]
-    last = torch.full((1, 1, 1), count - 1, device=ranked.device) if mask is None else mask.sum(-1, keepdim=True) - 1
-    steps = torch.arange(points, device=ranked.device, dtype=torch.float64)
+    last = torch.full((1, 1, 1), count - 1, device=ranked.device)
+    if mask is not None:
+        last = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)  # a mask that was not looked at may leave nothing
+    steps = torch.arange(points, device=ranked.device, dtype=torch.float64) + (0.5 if points == 1 else 0)
     position = steps * last / max(points - 1, 1)
     below = torch.minimum(position.floor().long(), last)
     above = torch.minimum(below + 1, last)
@@ -232,8 +236,7 @@ def l_moments(
     check_floating(values, "values")
     if values.ndim == 0 or values.shape[-1] == 0:
         raise ValueError(f"expected values of shape (…, N) with N ≥ 1 but got {tuple(values.shape)}")
-    if k < 1:
-        raise ValueError(f"expected k ≥ 1 moments but got {k}")
+    k = whole(k, "k", more=" moments")
     if estimator not in ("plugin", "unbiased"):
         raise ValueError(f"expected estimator 'plugin' or 'unbiased' but got {estimator!r}")
     if scale not in ("orthonormal", "textbook"):
@@ -309,25 +312,26 @@ def _integrated_legendre(t: Tensor, k: int) -> Tensor:
 
 
 def _unbiased(ranked: Tensor, k: int, mask: Tensor | None, look: bool) -> Tensor:
-    """Give the textbook sample L-moments, from probability-weighted moments b_r."""
+    r"""Give the textbook sample L-moments :math:`\frac1N Σ_i w_j(i)\, s_i`, by the discrete Legendre polynomials w_j.
+
+    They obey a recurrence of three terms. The textbook's sums of binomials, which they equal, cancel from k = 16 on.
+    """
     count = ranked.shape[-1]
     length = torch.full((1,), count, device=ranked.device) if mask is None else mask.sum(-1, keepdim=True)
     if (mask is None and count < k) or (look and bool((length < k).any())):
         raise ValueError(f"the unbiased estimator needs at least k = {k} values but a set has {int(length.min())}")
     ranks = torch.arange(count, device=ranked.device, dtype=torch.float64)
     present = (ranks < length).to(torch.float64)
-    weighted, factor = [], present / length
-    for r in range(k):
-        weighted.append((ranked.double() * factor).sum(-1))
-        factor = factor * (ranks - r) / (length - 1 - r).clamp(min=1)
-    # λ_{j+1} = Σ_r (−1)^{j−r} C(j, r) C(j + r, r) b_r
-    moments = []
-    for j in range(k):
-        coefficient, total = (-1.0) ** j, torch.zeros_like(weighted[0])
-        for r in range(j + 1):
-            total = total + coefficient * weighted[r]
-            coefficient = -coefficient * (j - r) * (j + r + 1) / (r + 1) ** 2
-        moments.append(total)
+    share = present / length
+    values = ranked.double()
+    moments = [(values * share).sum(-1)]
+    # All polynomials but the first sum to zero: one value subtracted changes nothing but the rounding.
+    values = (values - values[..., count // 2 : count // 2 + 1].detach()) * share
+    before, current = torch.zeros_like(present), present
+    for j in range(1, k):
+        ahead = (2 * j - 1) * (2 * ranks - length + 1) * current - (j - 1) * (length + j - 1) * before
+        before, current = current, ahead / (j * (length - j).clamp(min=1))
+        moments.append((values * current).sum(-1))
     return torch.stack(moments, dim=-1).to(ranked.dtype)
 
 
@@ -338,6 +342,8 @@ def _orthonormal(k: int, like: Tensor) -> Tensor:
 def _broadcast(tensor: Tensor | None, values: Tensor, name: str) -> Tensor | None:
     if tensor is None:
         return None
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"expected {name} to be a torch.Tensor but got {type(tensor).__name__}")
     try:
         return tensor.expand(values.shape)
     except RuntimeError:

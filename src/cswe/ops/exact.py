@@ -7,8 +7,9 @@ over whole groups; that goes through running integrals instead.
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from cswe.ops._recompute import recomputed
+from cswe.ops._transforms import is_transforming
 from cswe.ops.coupling import couple_masses
 from cswe.ops.fast_sort import sort_rows
 from cswe.ops.measure import Measure, centre_of, quotient, weighted_mean
@@ -44,15 +45,13 @@ def _cross(x: Tensor, y: Tensor, directions: Tensor, x_mass: Tensor | None, y_ma
         None if mass is None else mass.unsqueeze(-2).expand(order.shape).gather(-1, order)
         for mass, order in ((x_mass, x_order), (y_mass, y_order))
     )
-    # One Gram matrix must fit, and a compiled graph cannot ask where anything ties.
-    if x.shape[-2] * y.shape[-2] > 8 * BLOCK_ELEMENTS or torch.compiler.is_compiling():
+    # One Gram matrix must fit, and neither a compiled graph nor vmap can ask where anything ties.
+    if x.shape[-2] * y.shape[-2] > 8 * BLOCK_ELEMENTS or torch.compiler.is_compiling() or is_transforming():
         return _tied_slices(x, y, directions, x_mass, y_mass)
     tied = _ties(x_ranked, x_masses) | _ties(y_ranked, y_masses)  # (B, L)
     if int(tied.sum()) > tied.numel() // 4:
         return _tied_slices(x, y, directions, x_mass, y_mass)
-    cross: Tensor = checkpoint(
-        _untied_cross, x, y, x_order, y_order, x_masses, y_masses, use_reentrant=False, preserve_rng_state=False
-    )
+    cross: Tensor = recomputed(_untied_cross, x, y, x_order, y_order, x_masses, y_masses)
     # In float32 a few projections tie by chance even where the points do not.
     for index in tied.any(0).nonzero().flatten().tolist():
         samples = tied[:, index].nonzero().flatten()
@@ -80,7 +79,7 @@ def _tied_slices(x: Tensor, y: Tensor, directions: Tensor, x_mass: Tensor | None
     block = max(1, BLOCK_ELEMENTS // max(x.numel(), y.numel()))
     parts = [
         # Recomputed in backward: kept for all slices, the rows gathered there would be the B×L×N×d that we avoid.
-        checkpoint(tied_cross, x, y, part, x_mass, y_mass, use_reentrant=False, preserve_rng_state=False)
+        recomputed(tied_cross, x, y, part, x_mass, y_mass)
         for part in directions.split(block)
     ]
     return torch.cat(parts, dim=-1)

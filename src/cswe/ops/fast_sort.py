@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cswe.ops._gpu import gpu_kernels
 from cswe.ops._memory import has_memory, share_out
+from cswe.ops._transforms import is_transforming
 
 BLOCK_ELEMENTS = 1 << 15
 """Numbers that are packed, sorted and unpacked at a time: they stay in a core's own cache."""
@@ -51,8 +52,6 @@ def sorted_rows(values: Tensor) -> Tensor:
 
 
 class _Permuted(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(values: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         return values.gather(-1, order.expand(values.shape))
@@ -73,7 +72,7 @@ def permuted(values: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     torch's gather adds up gradients one by one, since an index might occur twice: slow, and in deterministic mode
     slower still. Here the gradient is gathered by the inverse.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_transforming():
         return values.gather(-1, order.expand(values.shape))
     result: Tensor = _Permuted.apply(values, order, inverse)  # type: ignore[no-untyped-call]
     return result
@@ -90,7 +89,7 @@ def _row_blocks(values: Tensor) -> list[np.ndarray]:
 
 
 def _order(values: Tensor) -> Tensor:
-    order = torch.empty(values.shape, dtype=torch.int64)
+    order = torch.empty(values.shape, dtype=torch.int64, device=values.device)
     blocks = zip(_row_blocks(values.contiguous()), _row_blocks(order), strict=True)
     share_out(_order_block, list(blocks))
     return order

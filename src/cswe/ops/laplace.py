@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from cswe.ops._gpu import gpu_kernels
+from cswe.ops._inputs import without_autocast
+from cswe.ops._transforms import is_transforming
 
 CHUNK = 32
 """Ranks a chunk: the dense part costs CHUNK per point, the loop has N / CHUNK steps."""
@@ -47,10 +49,13 @@ def laplace_sums(points: Tensor, values: Tensor, tau: float) -> Tensor:
     >>> laplace_sums(torch.tensor([0.0, 1.0]), torch.ones(2, 1), tau=1.0).squeeze(-1)
     tensor([1.3679, 1.3679])
     """
+    if is_transforming():
+        return decay((points.unsqueeze(-1) - points.unsqueeze(-2)).abs(), tau) @ values
     result: Tensor = _LaplaceSums.apply(points, values, tau)  # type: ignore[no-untyped-call]
     return result
 
 
+@without_autocast
 def plain_and_signed_sums(points: Tensor, values: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     r"""Compute :math:`K w` and :math:`\tilde K w` in one go (no gradient).
 
@@ -134,16 +139,13 @@ class _LaplaceSums(torch.autograd.Function):
 
 class _FirstDerivative(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, what: str, instead: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.what, ctx.instead = what, instead
+    def forward(ctx: Any, message: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.message = message
         return tuple(tensor.clone() for tensor in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError(
-            f"{ctx.what} has a hand-written first derivative and no second one. Leave out create_graph=True, or use "
-            f"{ctx.instead}, which torch differentiates as often as you like"
-        )
+        raise NotImplementedError(ctx.message)
 
 
 def refuse_second_derivative(
@@ -155,5 +157,9 @@ def refuse_second_derivative(
     """Pass gradients on, such that differentiating them again is an error instead of silently wrong."""
     if not torch.is_grad_enabled():  # no graph is being built of this backward pass
         return grads
-    result: tuple[Tensor, ...] = _FirstDerivative.apply(what, instead, len(grads), *grads, *depends_on)  # type: ignore[no-untyped-call]
+    message = (
+        f"{what} has a hand-written first derivative and no second one. Leave out create_graph=True, or use {instead}, "
+        "which torch differentiates further"
+    )
+    result: tuple[Tensor, ...] = _FirstDerivative.apply(message, len(grads), *grads, *depends_on)  # type: ignore[no-untyped-call]
     return result

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cswe.ops._transforms import is_transforming
 from cswe.ops.laplace import CHUNK, decay, refuse_second_derivative
 from cswe.ops.sorting import SortOperator, _checked, _put, _take, sort_with_padding_last
-from cswe.ops.unit import slice_unit
+from cswe.ops.unit import check_temperature, given_unit, slice_unit
 
 # Thresholds that would lie at infinity are put this far outside: exp(−700) is 0 in every sum.
 _FAR = 700.0
@@ -70,6 +71,11 @@ def _read(points: Tensor, values: Tensor, at: Tensor, *, ties_below: bool) -> _S
     )
 
 
+def _far_above(point: Tensor) -> Tensor:
+    # From about 1e19 on, adding changes nothing: there the next number is far away.
+    return torch.maximum(point + _FAR, torch.nextafter(point, torch.full_like(point, torch.inf)))
+
+
 def thresholds(points: Tensor, mass: Tensor, levels: Tensor) -> Tensor:
     r"""Solve :math:`Σ_i p_i F(b_k - s_i) = c_k` in closed form.
 
@@ -104,8 +110,9 @@ def thresholds(points: Tensor, mass: Tensor, levels: Tensor) -> Tensor:
     b = torch.where(excess > 0, s_high + log_zeta - log_B, s_low - log_zeta + log_A)
     middle = (s_low + s_high + log_A - log_B) / 2
     b = torch.where((excess == 0) & has_low & has_high, middle, b)
-    b = torch.where(levels <= 0, points[..., :1] - _FAR, torch.where(levels >= 1, points[..., -1:] + _FAR, b))
-    b = torch.minimum(torch.maximum(b, points[..., :1] - _FAR), points[..., -1:] + _FAR)
+    lowest, highest = -_far_above(-points[..., :1]), _far_above(points[..., -1:])
+    b = torch.where(levels <= 0, lowest, torch.where(levels >= 1, highest, b))
+    b = torch.minimum(torch.maximum(b, lowest), highest)
     return b.cummax(-1).values
 
 
@@ -166,8 +173,30 @@ def couple(points: Tensor, values: Tensor, mass: Tensor, levels: Tensor) -> Tens
     levels
         Cumulative masses of the ranks, ``(…, K)``, ending at 1.
     """
+    if is_transforming():
+        return couple_densely(points, values, mass, levels)
     result: Tensor = _Couple.apply(points, values, mass, levels)  # type: ignore[no-untyped-call]
     return result
+
+
+def couple_densely(points: Tensor, values: Tensor, mass: Tensor, levels: Tensor) -> Tensor:
+    """Couple likewise, by the matrix written out, which torch differentiates twice and in any mode."""
+    return _dense(points, mass, levels) @ values
+
+
+def _dense(points: Tensor, mass: Tensor, levels: Tensor) -> Tensor:
+    """Write P̃ out, ``(…, K, N)``, columns in rank order."""
+    edges, column = thresholds(points.detach(), mass, levels), mass.unsqueeze(-2)
+    # Newton steps from the solution change nothing, and let torch differentiate the implicit thresholds: the error of
+    # one is of second order in a change of the points, that of two of fourth.
+    for _ in range(2):
+        distance = edges.unsqueeze(-1) - points.unsqueeze(-2)
+        slope = (column * torch.exp(-distance.abs()) / 2).sum(-1)
+        residual = (column * laplace_cdf(distance)).sum(-1) - levels
+        moves = slope > 1e-100  # far from all points a threshold is not felt; the square of its slope would underflow
+        edges = edges - torch.where(moves, residual / torch.where(moves, slope, 1.0), 0.0)
+    shares = laplace_cdf(edges.unsqueeze(-1) - points.unsqueeze(-2))
+    return shares.diff(dim=-2, prepend=torch.zeros_like(shares[..., :1, :])) * column
 
 
 class _LapSumPermutation(SortOperator):
@@ -187,16 +216,7 @@ class _LapSumPermutation(SortOperator):
         self._length = length
 
     def dense(self) -> Tensor:
-        points, mass = self._points, self._mass
-        edges = thresholds(points.detach(), mass, self._levels)
-        # One Newton step from the solution: changes nothing, and lets torch differentiate the implicit thresholds.
-        distance = edges.unsqueeze(-1) - points.unsqueeze(-2)
-        slope = (mass.unsqueeze(-2) * torch.exp(-distance.abs()) / 2).sum(-1).detach()
-        residual = (mass.unsqueeze(-2) * laplace_cdf(distance)).sum(-1) - self._levels
-        edges = edges - torch.where(slope > 0, residual / torch.where(slope > 0, slope, 1.0), 0.0)
-        shares = laplace_cdf(edges.unsqueeze(-1) - points.unsqueeze(-2))
-        ranked = shares.diff(dim=-2, prepend=torch.zeros_like(shares[..., :1, :])) * mass.unsqueeze(-2)
-        ranked = ranked * self._length.unsqueeze(-1)
+        ranked = _dense(self._points, self._mass, self._levels) * self._length.unsqueeze(-1)
         columns = torch.argsort(self._order, dim=-1).unsqueeze(-2).expand(ranked.shape)
         return self._without_empty_rows(ranked.gather(-1, columns)).to(self._values.dtype)
 
@@ -211,6 +231,8 @@ class _LapSumPermutation(SortOperator):
 
 def _transposed(points: Tensor, ranked: Tensor, mass: Tensor, levels: Tensor) -> Tensor:
     """Carry values of ranks ``(…, K, D)`` back to the elements, ``(…, N, D)``, differentiable in both."""
+    if is_transforming():
+        return _dense(points, mass, levels).mT @ ranked
     result: Tensor = _CoupleBack.apply(points, ranked, mass, levels)  # type: ignore[no-untyped-call]
     return result
 
@@ -265,7 +287,7 @@ class LapSum:
     relative
         Measure α in standard deviations of the projections of a slice, taken over the batch and held constant.
     unit
-        The unit of α per slice, ``(L, 1)``, where it has been measured already.
+        With ``relative``: the unit of α per slice, ``(L, 1)``, where it has been measured already.
 
     References
     ----------
@@ -285,14 +307,17 @@ class LapSum:
     unit: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < float("inf"):
-            raise ValueError(f"expected a temperature alpha > 0 but got {self.alpha}")
+        check_temperature(self.alpha, "alpha", self.relative, self.unit)
 
     def __call__(self, values: Tensor, mask: Tensor | None = None) -> SortOperator:
         """Sort ``(…, N)`` values softly; elements under a False mask come last and count for nothing."""
         values, mask = _checked(values, mask)
-        return _LapSumPermutation(values / self.scale(values, mask), mask, self.alpha)
+        if self.relative:
+            values = values / self.scale(values, mask)
+        return _LapSumPermutation(values, mask, self.alpha)
 
     def scale(self, projections: Tensor, mask: Tensor | None = None) -> Tensor:
         """Give the unit of α per slice, ``(L, 1)`` (``(1,)`` for a plain vector): 1 unless ``relative``."""
-        return slice_unit(projections, mask, self.relative) if self.unit is None else self.unit.to(projections)
+        if self.unit is not None:
+            return given_unit(self.unit, projections)
+        return slice_unit(projections, mask, self.relative)

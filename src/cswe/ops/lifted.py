@@ -18,6 +18,7 @@ from cswe.ops._gpu import gpu_kernels
 from cswe.ops._inputs import (
     as_mask,
     check_finite,
+    check_floating,
     check_points,
     check_slices,
     check_weights,
@@ -84,8 +85,12 @@ def lifted_plan(
         check_finite(y, "y")
     check_weights(x_weights, (x.shape[0],), "x_weights", look)
     check_weights(y_weights, (y.shape[0],), "y_weights", look)
+    check_floating(theta, "theta")
+    width = x.shape[-1]
+    if theta.ndim not in (1, 2) or theta.shape[-1] != width or theta.shape[0] == 0:
+        raise ValueError(f"expected theta of shape ({width},) or (L, {width}) but got {tuple(theta.shape)}")
     dtype = working_dtype(x, y, theta)
-    directions = unit_slices(theta if theta.ndim == 2 else theta.unsqueeze(0), x.shape[-1], dtype, look)
+    directions = unit_slices(theta if theta.ndim == 2 else theta.unsqueeze(0), width, dtype, look, "theta")
     left = quotient(directions @ x.to(dtype).T, measure_weights(x, None, x_weights))
     right = quotient(directions @ y.to(dtype).T, measure_weights(y, None, y_weights))
     overlap = torch.minimum(left.high.unsqueeze(-1), right.high.unsqueeze(-2)) - torch.maximum(
@@ -143,7 +148,7 @@ def swgg(
     Returns
     -------
     Tensor
-        D, ``(B, L)``, in float32 at least.
+        D, ``(B, L)``, in float32 at least. Of an empty batch it is empty, and gradients are 0.
 
     Examples
     --------
@@ -156,6 +161,8 @@ def swgg(
     check_points(y, "y", (2, 3), width=width)
     if y.ndim == 3 and y.shape[0] != batch:
         raise ValueError(f"expected y of shape (M, {width}) or ({batch}, M, {width}) but got {tuple(y.shape)}")
+    if relaxation is not None and not isinstance(relaxation, (SoftSort, LapSum)):
+        raise TypeError(f"expected relaxation to be None, SoftSort or LapSum but got {type(relaxation).__name__}")
     look = looks_at_values(validate, x)
     x_mask = as_mask(x_mask, (batch, count), "x_mask", look)
     y_mask = as_mask(y_mask, tuple(y.shape[:-1]), "y_mask", look)
@@ -163,6 +170,9 @@ def swgg(
     check_weights(y_weights, tuple(y.shape[:-1]), "y_weights", look, y_mask)
     dtype = working_dtype(x, y, slices)
     check_slices(slices, width, look)
+    if batch == 0:
+        given = (tensor for tensor in (x, y, slices, x_weights, y_weights) if tensor is not None)
+        return sum((tensor.sum() for tensor in given), x.new_zeros(())).to(dtype).expand(0, slices.shape[0])
     if isinstance(relaxation, SoftSort) and not look and all(each is None for each in (x_weights, y_mask, y_weights)):
         at_once = _at_once(x, y, slices, relaxation, x_mask)
         if at_once is not None:
@@ -184,18 +194,19 @@ def swgg(
         raise ValueError("a relaxed plan has no gradient to weights: detach them, or use relaxation=None")
     elif isinstance(relaxation, SoftSort):
         squared, size = relaxed_squared_cost(source, target, directions, relaxation)
-    elif isinstance(relaxation, LapSum):
-        squared, size = coupled_squared_cost(source, target, directions, relaxation)
     else:
-        raise TypeError(f"expected relaxation to be None, SoftSort or LapSum but got {type(relaxation).__name__}")
+        squared, size = coupled_squared_cost(source, target, directions, relaxation)
     return root(squared, size)
 
 
 def _at_once(x: Tensor, y: Tensor, slices: Tensor, relaxation: SoftSort, x_mask: Tensor | None) -> Tensor | None:
     """Compute D in one step of autograd on a GPU, or say by ``None`` that this is not for it."""
     compiled = gpu_kernels("cuda_cost", y, slices, half=(x,))
+    unit = relaxation.unit
+    if unit is not None and tuple(unit.shape) != (slices.shape[0], 1):
+        return None  # the other way says what is wrong
     if compiled is None or not compiled.fits(x, y) or choose_way("cuda", is_uniform=True) != "cuda":
         return None
-    measure_unit = relaxation.relative and relaxation.unit is None
-    distance: Tensor = compiled.distance(x, y, slices, x_mask, relaxation.tau, relaxation.unit, measure_unit)
+    measure_unit = relaxation.relative and unit is None
+    distance: Tensor = compiled.distance(x, y, slices, x_mask, relaxation.tau, unit, measure_unit)
     return distance

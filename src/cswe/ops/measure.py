@@ -89,6 +89,7 @@ def weighted_mean(values: Tensor, mass: Tensor | None) -> Tensor:
 def centre_of(target: Measure) -> Tensor:
     """Give one vector to subtract from both sides: D does not change under translation, its rounding does.
 
+    For one target it is ``(d,)``, for one target per sample ``(B, 1, d)``: far apart, they have no centre in common.
     It is the target's mean, rounded to steps of 2⁻⁷ of the target's size. Tokens that are stored in half precision lie
     on a grid; taken off the grid by one and the same vector, they would all be rounded in the same direction when they
     are brought back to half precision, and sums over many tokens would show it (1e-3 in the gradient of the reference).
@@ -96,8 +97,18 @@ def centre_of(target: Measure) -> Tensor:
     with torch.no_grad():
         points = target.points
         centre = weighted_mean(points.mT, None if target.mass is None else target.mass.unsqueeze(-2))
-        step = torch.exp2(points.abs().amax().clamp(min=1e-30).log2().floor() - 7)
-        return torch.round((centre if centre.ndim == 1 else centre.mean(0)) / step) * step
+        largest = points.abs().amax() if points.ndim == 2 else points.abs().amax((-1, -2)).unsqueeze(-1)
+        step = torch.exp2(largest.clamp(min=1e-30).log2().floor() - 7)
+        centre = torch.round(centre / step) * step
+        return centre if points.ndim == 2 else centre.unsqueeze(-2)
+
+
+def with_centres(projections: Tensor, centre: Tensor, directions: Tensor) -> Tensor:
+    """Bring projections ``(B, L, N)`` of centred samples together again, where each had a centre of its own.
+
+    A spread over the batch is that of the samples where they are.
+    """
+    return projections if centre.ndim == 1 else projections + (centre @ directions.T).transpose(-1, -2)
 
 
 def root(squared: Tensor, size: Tensor | float = 1.0) -> Tensor:

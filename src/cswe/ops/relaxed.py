@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from cswe.ops._recompute import recomputed
 from cswe.ops.coupling import cumulative
 from cswe.ops.fast_sort import sort_rows
 from cswe.ops.kernels import Problem, relaxed_cross_cost, relaxed_ranks
-from cswe.ops.measure import Measure, centre_of, weighted_mean
+from cswe.ops.measure import Measure, centre_of, weighted_mean, with_centres
 from cswe.ops.sorting import SoftSort, filled_ranks, sort_with_padding_last
 
 
@@ -23,7 +23,7 @@ def relaxed_squared_cost(
     squares = torch.linalg.vector_norm(centred, dim=-1).square()
     projections = (centred @ directions.T).transpose(-1, -2)
     mask = None if source.mask is None else source.mask.unsqueeze(-2)
-    scale = relaxation.scale(projections, mask)
+    scale = relaxation.scale(with_centres(projections, centre, directions), mask)
     points, order = sort_with_padding_last(projections / scale, mask)
     sample = RankedSample(source, squares, points, order)
     if target.points.ndim == 2:
@@ -34,13 +34,12 @@ def relaxed_squared_cost(
         here = slice(index, index + 1)
         part = RankedSample(source.samples(here), squares[here], points[here], order[here])
         reference = target.samples(index)
-        reference = reference._replace(points=reference.points - centre)
-        return _relaxed_against(part, reference, centre, directions / scale, relaxation.tau)
+        middle = centre[index, 0]
+        reference = reference._replace(points=reference.points - middle)
+        return _relaxed_against(part, reference, middle, directions / scale, relaxation.tau)
 
     # One reference per sample: P U of all of them would be the B×L×M×d that we avoid: recomputed in backward.
-    parts = [
-        checkpoint(one, index, use_reentrant=False, preserve_rng_state=False) for index in range(source.points.shape[0])
-    ]
+    parts = [recomputed(one, index) for index in range(source.points.shape[0])]
     return torch.cat([squared for squared, _ in parts]), torch.cat([size for _, size in parts])
 
 

@@ -17,6 +17,7 @@ from cswe.ops._inputs import (
 )
 from cswe.ops.coupling import couple_masses
 from cswe.ops.fast_sort import sort_rows, sorted_rows
+from cswe.ops.sorting import filled_ranks, sorted_with_padding_last
 
 
 @without_autocast
@@ -70,7 +71,8 @@ def wasserstein_1d(
     if looks_at_values(validate, x):
         check_finite(x, "x")
         check_finite(y, "y")
-    return _root(_powered_distance(x, y, x_weights, y_weights, p), p)
+    powered, unit = _powered_distance(_ranked(x, x_weights), _ranked(y, y_weights), p, axes=(-1,))
+    return _root(powered, p, unit)
 
 
 @without_autocast
@@ -131,7 +133,7 @@ def sliced_wasserstein(
     directions = unit_slices(slices, width, dtype, look)
     if slice_weights is not None:
         check_weights(slice_weights, (directions.shape[0],), "slice_weights", look)
-    projected, masses = [], []
+    sides: list[_Side] = []
     for name, points, given_mask, weights in (("x", x, x_mask, x_weights), ("y", y, y_mask, y_weights)):
         mask = as_mask(given_mask, tuple(points.shape[:-1]), f"{name}_mask", look)
         check_weights(weights, tuple(points.shape[:-1]), f"{name}_weights", look, mask)
@@ -140,48 +142,75 @@ def sliced_wasserstein(
             points = torch.where(mask.unsqueeze(-1), points, 0.0)
         if look:
             check_finite(points, name, " among its valid points")
-        mass = measure_weights(points, mask, weights)
-        projected.append((points @ directions.T).transpose(-1, -2))
-        masses.append(None if mass is None else mass.unsqueeze(-2).expand(projected[-1].shape))
-    powered = _powered_distance(projected[0], projected[1], masses[0], masses[1], p)
+        projected = (points @ directions.T).transpose(-1, -2)
+        if mask is not None and weights is None:
+            # Masses in rank order are those of every slice: one coupling serves all.
+            row = mask.unsqueeze(-2)
+            sides.append((sorted_with_padding_last(projected, row), filled_ranks(row).to(torch.float64)))
+        else:
+            mass = measure_weights(points, mask, weights)
+            sides.append(_ranked(projected, None if mass is None else mass.unsqueeze(-2).expand(projected.shape)))
+    powered, unit = _powered_distance(sides[0], sides[1], p, axes=(-2, -1))
     if slice_weights is None:
-        return _root(powered.mean(-1), p)
+        return _root(powered.mean(-1), p, unit)
     share = slice_weights.to(dtype)
-    return _root((powered * share).sum(-1) / share.sum(), p)
+    return _root((powered * share).sum(-1) / share.sum(), p, unit)
 
 
 def _without_massless(points: Tensor, weights: Tensor | None) -> Tensor:
     return points if weights is None else torch.where(weights > 0, points, 0.0)
 
 
-def _powered_distance(x: Tensor, y: Tensor, x_weights: Tensor | None, y_weights: Tensor | None, p: float) -> Tensor:
-    """Give W_p^p along the last axis. Points without mass may be anything finite."""
-    if x_weights is None and y_weights is None:
-        x, y = sorted_rows(x), sorted_rows(y)
-        if x.shape[-1] == y.shape[-1]:
-            return (x - y).abs().pow(p).mean(-1)
-        coupling = couple_masses(x.shape[-1], y.shape[-1], x.device)
+_Side = tuple[Tensor, Tensor | None]
+"""Ascending points, and their masses in that order (``None``: uniform). Points without mass may be anything finite."""
+
+
+def _ranked(points: Tensor, weights: Tensor | None) -> _Side:
+    if weights is None:
+        return sorted_rows(points), None
+    ranked, order = sort_rows(points)
+    return ranked, weights.gather(-1, order)
+
+
+def _powered_distance(x_side: _Side, y_side: _Side, p: float, axes: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    """Give W_p^p along the last axis, and the unit that W_p is in, one over the given axes."""
+    (x, left), (y, right) = x_side, y_side
+    if left is None and right is None and x.shape[-1] == y.shape[-1]:
+        moved, unit = _in_units(x - y, None, p, axes)
+        return moved.abs().pow(p).mean(-1), unit
+    coupling = couple_masses(
+        x.shape[-1] if left is None else left, y.shape[-1] if right is None else right, device=x.device
+    )
+    if left is None and right is None:
         moved = x[..., coupling.rows] - y[..., coupling.cols]
     else:
-        (x, x_order), (y, y_order) = sort_rows(x), sort_rows(y)
-        left, right = (
-            points.shape[-1] if weights is None else weights.gather(-1, order)
-            for points, weights, order in ((x, x_weights, x_order), (y, y_weights, y_order))
-        )
-        coupling = couple_masses(left, right)
         batch = torch.broadcast_shapes(coupling.mass.shape[:-1], x.shape[:-1], y.shape[:-1])
         entries = (*batch, coupling.mass.shape[-1])
         moved = _pick(x, coupling.rows, entries) - _pick(y, coupling.cols, entries)
-    return (moved.abs().pow(p) * coupling.mass.to(x.dtype)).sum(-1)
+    moved, unit = _in_units(moved, coupling.mass, p, axes)
+    return (moved.abs().pow(p) * coupling.mass.to(x.dtype)).sum(-1), unit
+
+
+def _in_units(moved: Tensor, mass: Tensor | None, p: float, axes: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    """Measure distances in the largest that carries mass: a high power would leave the range of numbers, up or down."""
+    if p <= 2:
+        return moved, None
+    length = moved.detach().abs()
+    largest = (length if mass is None else torch.where(mass > 0, length, 0.0)).amax(axes, keepdim=True)
+    largest = torch.where(largest > 0, largest, 1.0)
+    # What carries no mass may lie further away. It adds 0, but as a number, and the gradient of its mass is seen.
+    reach = torch.finfo(moved.dtype).max ** (0.5 / p)
+    return (moved / largest).clamp(-reach, reach), largest.flatten(-len(axes))[..., 0]
 
 
 def _pick(points: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
     return points.expand(*shape[:-1], points.shape[-1]).gather(-1, index.expand(shape))
 
 
-def _root(powered: Tensor, p: float) -> Tensor:
+def _root(powered: Tensor, p: float, unit: Tensor | None) -> Tensor:
     """Take the p-th root; at 0 the slope would be infinite, and the gradient is 0 instead."""
     if p == 1:
         return powered
     positive = powered > 0
-    return torch.where(positive, torch.where(positive, powered, 1.0).pow(1 / p), 0.0)
+    root = torch.where(positive, torch.where(positive, powered, 1.0).pow(1 / p), 0.0)
+    return root if unit is None else unit * root

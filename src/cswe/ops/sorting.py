@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cswe.ops._inputs import as_mask, check_floating, looks_at_values, working_dtype
+from cswe.ops._inputs import as_mask, check_floating, looks_at_values, without_autocast, working_dtype
 from cswe.ops.fast_sort import sort_rows, sorted_rows
 from cswe.ops.laplace import laplace_sums
-from cswe.ops.unit import slice_unit
+from cswe.ops.unit import check_temperature, given_unit, slice_unit
 
 
 def sort_with_padding_last(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -37,8 +37,8 @@ def sorted_with_padding_last(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _repeat_last(ordered: Tensor, mask: Tensor) -> Tensor:
-    count = mask.sum(-1, keepdim=True).expand(*ordered.shape[:-1], 1)
-    last = ordered.detach().gather(-1, count - 1)
+    place = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)  # a mask that was not looked at may leave nothing
+    last = ordered.detach().gather(-1, place.expand(*ordered.shape[:-1], 1))
     return torch.where(filled_ranks(mask), ordered, last)
 
 
@@ -83,6 +83,7 @@ class SortOperator(ABC):
     def _apply_transposed(self, w: Tensor) -> Tensor:
         """Multiply by the transposed matrix."""
 
+    @without_autocast
     def _multiply(self, w: Tensor, apply: Callable[[Tensor], Tensor], read: Tensor | None) -> Tensor:
         check_floating(w, "the right-hand side of @")
         rank, count = self._values.ndim, self._values.shape[-1]
@@ -228,7 +229,7 @@ class SoftSort:
         Measure τ in standard deviations of the projections of a slice, taken over the batch and held constant
         (no gradient flows through the scale). The axis before the last one counts the slices.
     unit
-        The unit of τ per slice, ``(L, 1)``, where it has been measured already.
+        With ``relative``: the unit of τ per slice, ``(L, 1)``, where it has been measured already.
 
     References
     ----------
@@ -246,8 +247,7 @@ class SoftSort:
     unit: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.tau < float("inf"):
-            raise ValueError(f"expected a temperature tau > 0 but got {self.tau}")
+        check_temperature(self.tau, "tau", self.relative, self.unit)
 
     def __call__(self, values: Tensor, mask: Tensor | None = None) -> SortOperator:
         """Sort ``(…, N)`` values softly; elements under a False mask come last and count for nothing."""
@@ -258,4 +258,6 @@ class SoftSort:
 
     def scale(self, projections: Tensor, mask: Tensor | None = None) -> Tensor:
         """Give the unit of τ per slice, ``(L, 1)`` (``(1,)`` for a plain vector): 1 unless ``relative``."""
-        return slice_unit(projections, mask, self.relative) if self.unit is None else self.unit.to(projections)
+        if self.unit is not None:
+            return given_unit(self.unit, projections)
+        return slice_unit(projections, mask, self.relative)

@@ -4,6 +4,32 @@ import torch
 from torch import Tensor
 
 
+def check_temperature(temperature: float, name: str, relative: bool, unit: object) -> None:
+    """Raise unless a temperature is one, and a unit comes where it is used."""
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"expected a temperature {name} > 0 but got {temperature}")
+    smallest = torch.finfo(torch.float32).tiny
+    if temperature < smallest:  # one over it is infinite, and a gap of 0 times that is no number
+        raise ValueError(
+            f"expected a temperature {name} ≥ {smallest:.3g}, which float32 can carry, but got {temperature}; "
+            "the limit is HardSort, or relaxation=None"
+        )
+    if unit is None:
+        return
+    if not isinstance(unit, Tensor):
+        raise TypeError(f"expected unit to be a torch.Tensor but got {type(unit).__name__}")
+    if not relative:
+        raise ValueError(f"unit is what a relative temperature is measured in: give relative=True too, or scale {name}")
+
+
+def given_unit(unit: Tensor, projections: Tensor) -> Tensor:
+    """Give a unit that has been measured already, for projections ``(…, L, N)``, or raise."""
+    expected = (*projections.shape[-2:-1], 1)
+    if tuple(unit.shape) != expected:
+        raise ValueError(f"expected unit of shape {expected}, one number per slice, but got {tuple(unit.shape)}")
+    return unit.to(projections)
+
+
 def slice_unit(projections: Tensor, mask: Tensor | None, relative: bool) -> Tensor:
     """Give the unit of the temperature per slice, ``(L, 1)`` (``(1,)`` for a plain vector).
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cswe.ops._inputs import without_autocast
 from cswe.ops.kernels import dense
 from cswe.ops.kernels.choose import BACKENDS, backend, choose, way
 from cswe.ops.kernels.problem import Problem, problem_of_rows
@@ -51,6 +52,7 @@ def relaxed_ranks(points: Tensor, order: Tensor, rows: Tensor, tau: float) -> Te
 
 
 @torch.library.custom_op("cswe::relaxed_ranks", mutates_args=())
+@without_autocast
 def _relaxed_ranks(points: Tensor, order: Tensor, rows: Tensor, tau: float, backend: str) -> Tensor:
     problem = problem_of_rows(points, order, rows, rows.expand(points.shape[0], *rows.shape), tau)
     return way(backend).targets_gradient(problem, points.new_full((1, points.shape[0]), -0.5))
@@ -75,14 +77,14 @@ def _ranks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[2]:
         ones = points.new_ones((1, points.shape[0]))
         at_rows = torch.ops.cswe.relaxed_cross_tokens(ones, *problem, ctx.backend)[0].squeeze(0)
-    return _first_only([at_points, None, at_rows, None, None], (grad, points, rows))
+    return first_only([at_points, None, at_rows, None, None], (grad, points, rows))
 
 
-def _first_only(grads: list[Tensor | None], depends_on: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def first_only(grads: list[Tensor | None], depends_on: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """Pass gradients on such that a second derivative is an error."""
     given = tuple(grad for grad in grads if grad is not None)
     inputs = tuple(tensor for tensor in depends_on if tensor is not None)
-    refused = iter(refuse_second_derivative(given, inputs, "a relaxed SWGG"))
+    refused = iter(refuse_second_derivative(given, inputs, "a relaxed SWGG", 'cswe.backend("dense")'))
     return tuple(None if grad is None else next(refused) for grad in grads)
 
 
@@ -90,6 +92,7 @@ _relaxed_ranks.register_autograd(_ranks_backward, setup_context=_setup_ranks)
 
 
 @torch.library.custom_op("cswe::relaxed_cross", mutates_args=())
+@without_autocast
 def _relaxed_cross(
     points: Tensor,
     order: Tensor,
@@ -129,6 +132,7 @@ def _(
 
 
 @torch.library.custom_op("cswe::relaxed_cross_targets", mutates_args=())
+@without_autocast
 def _relaxed_cross_targets(
     grad: Tensor,
     points: Tensor,
@@ -155,6 +159,7 @@ def _(
 
 
 @torch.library.custom_op("cswe::relaxed_cross_tokens", mutates_args=())
+@without_autocast
 def _relaxed_cross_tokens(
     grad: Tensor,
     points: Tensor,
@@ -198,7 +203,7 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         grads[2] = at_tokens.to(tokens.dtype)
     if ctx.needs_input_grad[4]:
         grads[4] = torch.ops.cswe.relaxed_cross_targets(grad.contiguous(), *problem, ctx.tau, ctx.backend)
-    return _first_only(grads, (grad, *problem))
+    return first_only(grads, (grad, *problem))
 
 
 _relaxed_cross.register_autograd(_backward, setup_context=_setup)

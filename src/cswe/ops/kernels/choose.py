@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cswe.ops._asked import BACKENDS, asked, checked, chosen
+from cswe.ops._transforms import is_transforming
 from cswe.ops.kernels.problem import Problem
 
 __all__ = ["BACKENDS", "Way", "backend", "choose", "choose_way", "way"]
@@ -34,15 +35,21 @@ class Way(Protocol):
 
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Compute the relaxed SWGG in the way named, inside this block.
+    """Compute the relaxed SWGG in the way named, inside this block and in the backward passes of what it computed.
 
     Parameters
     ----------
     name
-        ``"dense"`` (the definition, quadratic), ``"scan"`` (plain torch), ``"cpu"`` (numba, the extra ``fast``),
-        ``"cuda"`` (Triton, on a GPU) or ``"auto"``. The environment variable ``CSWE_BACKEND`` does the same for a
-        whole process; a block wins over it. What ``torch.compile`` has compiled keeps the way it was traced with. The
-        first two keep pools on a GPU in plain torch, too.
+        ``"dense"`` (the definition, quadratic; the one that has second derivatives), ``"scan"`` (plain torch),
+        ``"cpu"`` (numba, the extra ``fast``), ``"cuda"`` (Triton, on a GPU; LapSum in plain torch) or ``"auto"``. The
+        environment variable ``CSWE_BACKEND`` does the same for a whole process; a block wins over it. What
+        ``torch.compile`` has compiled keeps the way it was traced with. The first two keep pools on a GPU in plain
+        torch, too.
+
+    Notes
+    -----
+    ``torch.func`` (vmap, grad, jvp, …) and forward-mode derivatives see through the definition alone: under them it is
+    the way that is taken, and nothing is recomputed to save memory.
 
     Examples
     --------
@@ -62,6 +69,8 @@ def backend(name: str) -> Iterator[None]:
 
 def choose(problem: Problem) -> str:
     """Name the way to compute this problem."""
+    if is_transforming():
+        return "dense"  # plain torch; the others would lose tangents silently
     # Weighted measures are rare in a bound: the plain torch way serves them.
     is_uniform = problem.positions is None and problem.mass is None
     return choose_way(problem.points.device.type, is_uniform)

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cswe.ops.kernels import _first_only
+from cswe.ops._transforms import is_transforming
+from cswe.ops.kernels import first_only
 from cswe.ops.kernels.choose import choose_way
 from cswe.ops.kernels.lapsum_problem import LapSumProblem
 
 
-def is_compiled(device: torch.device, is_uniform: bool) -> bool:
-    """Say whether the compiled way is the one to take on a device, with equal masses or not."""
-    return choose_way(device.type, is_uniform and device.type == "cpu") == "cpu"
+def choose_lapsum(device: torch.device, is_uniform: bool) -> str:
+    """Name the way to take on a device, with equal masses or not: ``"dense"``, ``"scan"`` or ``"cpu"``."""
+    return "dense" if is_transforming() else choose_way(device.type, is_uniform and device.type == "cpu")
 
 
 def lapsum_cross(problem: LapSumProblem) -> Tensor:
@@ -130,7 +131,7 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         grads[2] = torch.ops.cswe.lapsum_cross_tokens(grad.contiguous(), *problem).to(problem[2].dtype)
     if ctx.needs_input_grad[3]:
         grads[3] = torch.ops.cswe.lapsum_cross_targets(grad.contiguous(), *problem)
-    return _first_only(grads, (grad, *problem))
+    return first_only(grads, (grad, *problem))
 
 
 _lapsum_cross.register_autograd(_backward, setup_context=_setup)
@@ -174,7 +175,7 @@ def _ranks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[2]:
         ones = points.new_ones((1, points.shape[0]))
         at_rows = torch.ops.cswe.lapsum_cross_tokens(ones, *problem).squeeze(0)
-    return _first_only([at_points, None, at_rows], (grad, points, rows))
+    return first_only([at_points, None, at_rows], (grad, points, rows))
 
 
 _lapsum_ranks.register_autograd(_ranks_backward, setup_context=_setup_ranks)

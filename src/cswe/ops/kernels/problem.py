@@ -86,7 +86,7 @@ class Problem(NamedTuple):
         _, _, count, targets, _ = self.sizes
         edges = torch.arange(count + 1, device=self.points.device, dtype=torch.float64)
         length = torch.full((1,), count, device=self.points.device) if self.lengths is None else self.lengths
-        length = length.reshape(-1, 1, 1)
+        length = length.reshape(-1, 1, 1).clamp(min=1)  # a mask may leave nothing: NaN is no place
         return torch.minimum(edges, length) * targets / length
 
 
