@@ -68,7 +68,7 @@ def test_files_that_are_no_weights(tmp_path, name, content):
 
 def test_a_device_that_is_not_there(some_points):
     for device in ("cuda:99", "abacus"):
-        with pytest.raises(ValueError, match=f"device: expected one that torch finds here.*'{device}'"):
+        with pytest.raises(ValueError, match=f"device: expected one that torch can use here.*'{device}'"):
             open_backbone("identity", some_points(3), BackboneOptions(device=device))
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cswe._devices import usable_device
 from cswe.tokens import Batch
 from cswe.training.errors import UserError
 
@@ -103,14 +104,7 @@ def speaks() -> bool:
 
 def default_device(name: str | None = None) -> torch.device:
     """Return the device asked for, or a GPU if there is one: this process's own, under a launcher."""
-    if name is not None:
-        try:
-            return torch.empty(0, device=name).device
-        except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's, for what it was not built for
-            why = str(error).splitlines()[0]
-            raise UserError(
-                f"device: expected one that torch can use here, cpu say, but got {name!r} ({why})"
-            ) from None
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
+    try:
+        return usable_device(name)
+    except ValueError as error:
+        raise UserError(str(error)) from None

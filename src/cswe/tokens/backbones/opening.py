@@ -3,8 +3,7 @@
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import torch
-
+from cswe._devices import usable_device
 from cswe.tokens.backbones.base import Backbone, Norm, Precision
 from cswe.tokens.backbones.hf_sequence import Long, SequenceBackbone
 from cswe.tokens.backbones.hf_vision import VisionBackbone
@@ -71,7 +70,7 @@ def open_backbone(name: str, source: Source, options: BackboneOptions | None = N
     {0: 2}
     """
     chosen = options or BackboneOptions()
-    device = _device(chosen.device)
+    device = usable_device(chosen.device)
     if chosen.batch_tokens < 1:
         raise ValueError(f"batch_tokens: expected at least 1 but got {chosen.batch_tokens}")
     layers = chosen.layers or None
@@ -118,15 +117,3 @@ def open_backbone(name: str, source: Source, options: BackboneOptions | None = N
     raise ValueError(
         f"backbone: expected 'identity' or the weights of a Point Cloud Transformer for point sets but got {name!r}"
     )
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # an AssertionError if torch knows no GPU
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device: expected one that torch finds here, cpu say, but got {name!r}: {reason}") from None
-    return device
