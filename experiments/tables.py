@@ -15,6 +15,7 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cswe.training.table import Row, grid
 from experiments import image_tables, set_tables
@@ -55,10 +56,14 @@ def made_table(results: Results) -> str:
         ["processes on the device", listed([str(result.facts.get("processes", 1)) for result in found])],
         ["time of all runs, added up", f"{minutes:.0f} min" if found else NOTHING],
     ]
-    rows += [
-        [f"extraction, {entry['store']}", f"{entry['items']:,} items in {entry['seconds']:.3g} s"]
-        for entry in read_extractions(results.folder)
-    ]
+    made: dict[str, list[dict[str, Any]]] = {}
+    for entry in read_extractions(results.folder):
+        made.setdefault(re.sub(r"-\d+$", "", entry["store"]), []).append(entry)
+    for name, splits in made.items():
+        times = [entry["seconds"] for entry in splits]
+        seconds = " to ".join(f"{value:.3g}" for value in sorted({min(times), max(times)}))
+        count = "" if len(splits) == 1 else f", {len(splits)} splits"
+        rows.append([f"extraction, {name}{count}", f"{splits[0]['items']:,} items in {seconds} s"])
     return grid(["", ""], rows)
 
 
