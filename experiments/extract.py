@@ -92,7 +92,7 @@ STORES = {
     "images": Recorded(_images, "deit-tiny-patch16-224", LAYERS),
     **{
         f"points-{seed}": Recorded(_shapes(seed), "pct_modelnet40_backbone.safetensors", normed=True)
-        for seed in range(SPLITS[TOKENS])
+        for seed in range(SPLITS[NORMED])
     },
     **{f"raw-{seed}": Recorded(_shapes(seed), "identity") for seed in range(SPLITS[RAW])},
 }
