@@ -111,6 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if chosen.list:
         print("\n".join(worker.outlook()))
+        if chosen.work is None:
+            work.rmdir()
         return 0
     worker.run()
     return 1 if worker.failed else 0

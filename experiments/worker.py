@@ -102,6 +102,7 @@ class Worker:
         self._lock = self.work / "results.lock"
         self._shelf: tuple[str, int, Shelf] | None = None
         self._noted: set[str] = set()
+        self._remade = "-".join(("remade", *self.remake))
         self._absent: set[str] = set()
         self._patient_until = time.monotonic() + _GRACE
         # Cells take longer than they would alone; how much longer is learned.
@@ -192,7 +193,7 @@ class Worker:
         if self._mark(task, "failed").exists():
             return False
         stale = found is not None and str(found.facts.get("commit")).startswith(self.remake)
-        if self._mark(task, "remade").exists():
+        if self._mark(task, self._remade).exists():
             stale = False  # also where what makes it now is that commit itself
         if not self.again:
             return found is None or stale
@@ -316,7 +317,7 @@ class Worker:
         kept = read_all(self.known, study.name)
         add_result(self.out, study.name, replace(result, facts=facts), kept, self._lock)
         if self.remake:
-            _touch(self._mark(task, "remade"))
+            _touch(self._mark(task, self._remade))
         remove_folder(run)
         if (search := SEARCHES.get(study.name)) is not None:
             self._note_choices(search)

@@ -202,6 +202,8 @@ def test_cells_of_an_old_commit_are_made_again_and_replaced(work, tmp_path, made
     assert work(study(), remake=("0ld0ld0",))[0].run() == 0
     elsewhere = {"remake": ("new0new0",), "work": tmp_path / "elsewhere"}
     assert [work(study(), **elsewhere)[0].run() for _ in range(2)] == [4, 0]  # made by that very commit, and once
+    made_at("later000000")
+    assert work(study(), **{**elsewhere, "remake": ("new0new", "0ld0ld0")})[0].run() == 4
 
 
 def test_what_is_known_elsewhere_is_remade_here(work, tmp_path, made_at):

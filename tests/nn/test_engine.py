@@ -188,6 +188,12 @@ class TestConstraints:
         with pytest.raises(error, match=message):
             make(SWEPool(3, 2, 9))
 
+    def test_a_compiled_pool_is_the_pool(self):
+        pool = SWEPool(3, 2, 9)
+        compiled = torch.compile(pool, backend="eager")
+        for kind in (cswe.SWGGBound, cswe.Orthogonality, cswe.MinSlicedWasserstein):
+            assert kind(compiled, torch.tensor(1.0)).pool is pool
+
     def bounds(self, pool):
         """All that a pool's slices can be bound to."""
         return [

@@ -111,12 +111,14 @@ def test_gradients_are_left_alone_and_a_wrong_target_is_refused():
 def test_in_mixed_precision_and_in_inference_mode():
     tokens, mask, _ = (part.float() if part.is_floating_point() else part for part in sets())
     pool = SWEPool(4, 5, readout="statistics", weightings=2)
+    others = MeanPool(4), AttentionPool(4)
     expected = pool.explain(tokens + 20, mask)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(pool.explain(tokens + 20, mask), expected)
     with torch.inference_mode():
-        assert torch.equal(pool.explain(tokens + 20, mask), expected)
-        assert explain_tokens(MeanPool(4), tokens + 20, mask).shape == (3, 9)
+        assert torch.equal(pool.explain(tokens + 20, mask.clone()), expected)
+        for other in others:
+            assert explain_tokens(other, tokens + 20, mask.clone(), target=torch.ones(4)).shape == (3, 9)
 
 
 def test_what_is_no_tensor_is_refused():

@@ -129,3 +129,9 @@ def test_validation_can_be_switched_off():
 
 def test_finite_values_whose_sum_overflows_float32_are_accepted():
     swe(torch.full((1, 4, 1), 1e38), torch.zeros(4, 1), torch.ones(1, 1))
+
+
+def test_a_count_may_be_a_symbol_of_torch_compile():
+    moments = torch.compile(l_moments, fullgraph=True, backend="eager")
+    for k in (3, 4, 5):
+        assert moments(torch.arange(7.0), k).shape == (k,)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cswe.tokens.errors import BadItemError
+from cswe.tokens.labels import Labels
 from cswe.tokens.sources import SourceOptions, open_source
 from cswe.tokens.sources.fasta import Fasta
 
@@ -142,3 +143,12 @@ def test_choices_that_do_not_matter_are_refused_where_a_person_made_them(tmp_pat
     assert len(open_source(tmp_path / "sets.npz", options=options)) == 20  # those of a model, say
     with pytest.raises(ValueError, match=r"multi_label: .* the format point-sets has no use for it"):
         open_source(tmp_path / "sets.npz", options=options, strict=True)
+
+
+@pytest.mark.parametrize("kind", ["u1", "u2", "u4", "u8", "i4"])
+def test_class_numbers_of_every_whole_type(kind):
+    labels = Labels.classes(np.array([0, 2, 1], kind))
+    assert labels.values.tolist() == [0, 2, 1]
+    assert Labels.classes([]).values.tolist() == []
+    with pytest.raises(ValueError, match="class numbers below 2 but got 2"):
+        Labels.classes(np.array([0, 2, 1], kind), ["a", "b"])

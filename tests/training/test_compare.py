@@ -204,6 +204,7 @@ def test_scores_that_were_not_asked_for_are_added_where_models_were_kept(digits,
         assert next((tmp_path / name).glob("runs/*/log.jsonl")).stat().st_mtime_ns == log.st_mtime_ns
         assert ("1 of 1 cells stay without scores" in told) == (name == "bare")
     assert numbers(read_results(tmp_path / "kept")) == numbers(read_results(tmp_path / "all"))
+    assert main([*command, "--out", str(tmp_path / "kept"), "--metric", "nearest"]) == 0  # it is there by now
     assert set(read_results(tmp_path / "bare")[0].scores) == {"train", "validation"}
     assert json.loads((tmp_path / "bare" / "compare.json").read_text())["command"].endswith(
         "--neighbors --no-keep-models"

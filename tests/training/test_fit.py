@@ -1,5 +1,6 @@
 """What a run learns, and with what."""
 
+import importlib
 import json
 import math
 from typing import get_args
@@ -12,8 +13,10 @@ from cswe.cli import main
 from cswe.tokens import Batch, Item, TokenStore
 from cswe.training import TrainingData, evaluate, fit, recipe
 from cswe.training.checkpoint import BEST, LAST
+from cswe.training.errors import UserError
 from cswe.training.fit import _move_duals, _step
 from cswe.training.optim import make_optimizer
+from cswe.training.parallel import Ranks
 from cswe.training.recipe import PoolName
 from cswe.training.regularize import drop, keep_tokens
 from cswe.training.state import State
@@ -278,3 +281,12 @@ def test_the_papers_settings_follow_the_number_of_slices(make_store, tmp_path):
         saved = json.loads((tmp_path / name / "recipe.json").read_text())["recipe"]
         assert saved["name"] == name
         assert {**saved["optimization"], **saved["bounding"]}[choice] == value
+
+
+def test_no_run_is_trained_alone_among_others(digits, tmp_path, monkeypatch):
+    """Its multipliers would be averaged with theirs."""
+    data = TrainingData.open(TokenStore(digits), quick(), CPU)
+    monkeypatch.setattr(importlib.import_module("cswe.training.fit"), "is_parallel", lambda: True)
+    with pytest.raises(UserError, match=r"destroy_process_group"):
+        next(fit(data, tmp_path / "run", ranks=Ranks()))
+    assert not (tmp_path / "run").exists()

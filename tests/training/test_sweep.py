@@ -224,6 +224,13 @@ def test_a_point_that_cannot_be_trained_fails_alone(digits, tmp_path):
     assert "slack_schedule" in found[3][1], found
 
 
+def test_a_fault_of_the_folder_is_no_fault_of_a_trial(digits, tmp_path):
+    (tmp_path / "runs" / "00000" / "seed-0").mkdir(parents=True)
+    (tmp_path / "runs" / "00000" / "seed-0" / "mine.txt").touch()
+    with pytest.raises(UserError, match="there are files in it"):
+        sweep(digits, tmp_path, BASE.with_(pool="mean"), Space.of({"lr": [0.01]}), device="cpu")
+
+
 def test_epochs_can_be_searched(digits, tmp_path):
     sweep(digits, tmp_path, BASE.with_(pool="mean"), Space.of({"epochs": [1, 2]}), device="cpu")
     assert [(row["epochs"], row["epochs_done"]) for row in rows(tmp_path)] == [("1", "1"), ("2", "2")]

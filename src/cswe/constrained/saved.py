@@ -10,6 +10,7 @@ from cswe.constrained.bound import Fraction
 from cswe.constrained.multiplier import Multiplier, State
 from cswe.constrained.watch import Watch
 
+LEVEL_OF = "level.of"  # batches that the level was to be measured on
 WATCH = ("watch.rose", "watch.early", "watch.late", "watch.steps", "watch.patience", "warned")
 
 
@@ -27,6 +28,7 @@ def save(multiplier: Multiplier) -> dict[str, Tensor]:
         fields["level"] = state.level
         fields["level.count"] = torch.tensor(state.level_count, dtype=torch.float64)
         fields["level.batches"] = torch.tensor(state.level_batches)
+        fields[LEVEL_OF] = torch.tensor(_batches(multiplier))
     if state.watch is not None:
         fields["watch.rose"] = state.watch.rose
         fields["watch.early"] = state.watch.early
@@ -60,7 +62,7 @@ def load(multiplier: Multiplier, fields: Mapping[str, object], steps: int) -> St
     expected = save(fresh)
     # The watch only decides when to warn: a run may resume with another patience, and starts a new window
     # then.
-    missing = [f"{name}.{key}" for key in expected if key not in tensors and key not in WATCH]
+    missing = [f"{name}.{key}" for key in expected if key not in tensors and key not in (*WATCH, LEVEL_OF)]
     extra = [f"{name}.{key}" for key in tensors if key not in expected and key not in WATCH]
     if missing or extra:
         raise ValueError(
@@ -82,15 +84,23 @@ def load(multiplier: Multiplier, fields: Mapping[str, object], steps: int) -> St
         slack_memory={key: tensors[f"slack.{key}"] for key in fresh.state.slack_memory},
     )
     if state.level is not None:
-        batches, given = int(tensors["level.batches"]), multiplier.constraint.bound
-        if steps > batches and isinstance(given, Fraction):
-            # It was measured on fewer batches than would be today. Values that a multiplier has moved since say
+        batches = int(tensors["level.batches"])
+        # States of old do not say of how many batches: a step that measured nothing came after the last of them.
+        done = batches >= int(tensors[LEVEL_OF]) if LEVEL_OF in tensors else steps > batches
+        if done:
+            # Perhaps of fewer batches than today's setting asks for. But values that a multiplier has moved since say
             # nothing of the unconstrained level.
-            batches = max(batches, given.batches)
+            batches = max(batches, _batches(multiplier))
         state = replace(state, level=tensors["level"], level_count=float(tensors["level.count"]), level_batches=batches)
     if state.watch is not None and all(key in tensors for key in WATCH):
         state = replace(state, watch=_watch(state.watch, tensors), warned=bool(tensors["warned"]))
     return state
+
+
+def _batches(multiplier: Multiplier) -> int:
+    """Return the number of batches that a level is measured on."""
+    bound = multiplier.constraint.bound
+    return bound.batches if isinstance(bound, Fraction) else 0
 
 
 def _watch(fresh: Watch, tensors: Mapping[str, Tensor]) -> Watch:

@@ -1,7 +1,6 @@
 """What slices can be bound to: constraints for :class:`cswe.PrimalDual`."""
 
 from dataclasses import replace
-from numbers import Real
 from typing import Literal
 
 import torch
@@ -67,7 +66,7 @@ class SWGGBound:
         *,
         per_sample: bool = False,
     ) -> None:
-        _check_pool(pool, "SWGGBound", reference=True)
+        pool = _checked(pool, "SWGGBound", reference=True)
         if wrt not in ("both", "slices"):
             raise ValueError(f"expected wrt 'both' or 'slices' but got {wrt!r}")
         if dual_on not in ("soft", "hard"):
@@ -160,16 +159,17 @@ class Orthogonality:
     pool: SWEPool
 
     def __init__(self, pool: SWEPool, bound: float, name: str = "orthogonality") -> None:
-        _check_pool(pool, "Orthogonality", reference=False)
-        if isinstance(bound, bool) or not isinstance(bound, Real):
+        pool = _checked(pool, "Orthogonality", reference=False)
+        number = as_bound(bound, "bound")
+        if isinstance(number, Tensor | Fraction):
             raise TypeError(f"expected bound to be a number, δ, but got {bound!r}")
         least = max(0.0, pool.slices * (pool.slices - pool.dim) / pool.dim) ** 0.5
-        if bound < least:
+        if number < least:
             raise ValueError(
                 f"{pool.slices} slices in {pool.dim} dimensions cannot be closer to orthogonal than {least:.4g}, "
-                f"but the bound is {bound}"
+                f"but the bound is {number}"
             )
-        self.pool, self.bound, self.name = pool, bound, name
+        self.pool, self.bound, self.name = pool, number, name
 
     def count(self, *inputs: object, **kwargs: object) -> int:
         """Give 1: whatever the inputs are, the slices are the same."""
@@ -213,7 +213,7 @@ class MinSlicedWasserstein:
         wrt: Literal["both", "slices"] = "both",
         name: str = "sliced_wasserstein",
     ) -> None:
-        _check_pool(pool, "MinSlicedWasserstein", reference=True)
+        pool = _checked(pool, "MinSlicedWasserstein", reference=True)
         if wrt not in ("both", "slices"):
             raise ValueError(f"expected wrt 'both' or 'slices' but got {wrt!r}")
         self.pool, self.name, self.wrt = pool, name, wrt
@@ -248,14 +248,17 @@ class MinSlicedWasserstein:
         return wasserstein_1d(projections, pool.slicer(points.to(values.dtype).unsqueeze(0)), expanded)
 
 
-def _check_pool(pool: object, name: str, *, reference: bool) -> None:
-    if not isinstance(pool, SWEPool):
+def _checked(pool: object, name: str, *, reference: bool) -> SWEPool:
+    """Return the pool, also out of ``torch.compile``, or raise."""
+    inner = getattr(pool, "_orig_mod", pool)
+    if not isinstance(inner, SWEPool):
         raise TypeError(
             f"expected {name} of a SWEPool but got {type(pool).__name__}; of a model that wraps it "
             "(DistributedDataParallel, say) give the pool inside"
         )
-    if reference and pool.reference is None:
+    if reference and inner.reference is None:
         raise ValueError(f"{name} compares with the pool's reference, but the pool has none: give it points=M")
+    return inner
 
 
 def _of_nobody(pool: SWEPool) -> Tensor:

@@ -1,6 +1,7 @@
 """Which tokens a pooled vector comes from."""
 
 from dataclasses import replace
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from cswe.nn.pool import SWEPool
 from cswe.nn.projected import ProjectedSets
 from cswe.ops._inputs import check_floating, check_points, without_autocast
+
+_Given = TypeVar("_Given")
 
 
 @torch.inference_mode(False)
@@ -57,7 +60,7 @@ def explain_slices(
     True
     """
     check_points(tokens, "tokens", (3,), width=pool.dim)
-    tokens = _usable(tokens)
+    tokens, mask, weights, target = _usable(tokens), _usable(mask), _usable(weights), _usable(target)
     with torch.no_grad():
         sets = pool.project(tokens, mask, weights)
         centre = ProjectedSets.means(sets).mean(1).unsqueeze(-1)  # (B, L, 1)
@@ -104,8 +107,9 @@ def explain_tokens(
     if isinstance(pool, SWEPool):
         return explain_slices(pool, tokens, mask, weights, target).sum(1)
     check_points(tokens, "tokens", (3,))
+    mask, weights, target = _usable(mask), _usable(weights), _usable(target)
     with torch.enable_grad():
-        leaf = _usable(tokens).detach().clone().requires_grad_()
+        leaf = tokens.detach().clone().requires_grad_()
         vector = pool(leaf, mask, weights)
         (slope,) = torch.autograd.grad(vector, [leaf], _checked(target, vector))
     shares = (slope * leaf).sum(-1)
@@ -114,9 +118,11 @@ def explain_tokens(
     return shares.detach()
 
 
-def _usable(tokens: Tensor) -> Tensor:
-    """Give tokens that may take part in a gradient: those made in inference mode may not, but a copy may."""
-    return tokens.clone() if tokens.is_inference() else tokens
+def _usable(given: _Given) -> _Given:
+    """Give a tensor that may take part in a gradient: one made in inference mode may not, but a copy may."""
+    if isinstance(given, Tensor) and given.is_inference():
+        return cast(_Given, given.clone())
+    return given
 
 
 def _checked(target: Tensor | None, vector: Tensor) -> Tensor:

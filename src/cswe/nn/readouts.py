@@ -106,9 +106,9 @@ class Statistics(Readout):
         means = sets.means()
         variances = sets.second_moments(about=means)
         # A variance is as exact as what it is the difference of, which counts from the weightings' common centre; and a
-        # deviation of less than 16 units in the mean's last place is rounding.
+        # deviation of less than 16 √N units in the mean's last place is rounding: N masses sum to one no better.
         centre = means.detach().mean(1, keepdim=True)
-        last_place = 64 * torch.finfo(means.dtype).eps * means.detach().square()
+        last_place = 64 * sets.count * torch.finfo(means.dtype).eps * means.detach().square()
         scale = variances.detach().abs() + (means.detach() - centre).square() + last_place
         return torch.cat([means[..., : self.means].flatten(1), root(variances, scale).flatten(1)], dim=1)
 

@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cswe.ops._inputs import looks_at_values
+from cswe.ops._transforms import is_transforming
+
 
 class TokenStatistics(nn.Module):
     """Subtract the tokens' mean and divide by their common spread, both kept as buffers.
@@ -45,8 +48,8 @@ class TokenStatistics(nn.Module):
         return self.mean.float(), self.spread.float().reciprocal()
 
     def _check_measured(self) -> None:
-        if not self._measured:
-            self._measured = bool(self.spread > 0)
+        if not self._measured and looks_at_values(True, self.spread) and not is_transforming():
+            self._look()  # it may have come by a copy into the buffers, which nobody tells of
         if not self._measured:
             raise RuntimeError(
                 "standardize=True needs statistics: call pool.init_from(tokens, mask) on training tokens first"
@@ -54,7 +57,10 @@ class TokenStatistics(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._measured = False  # looked up when it is needed
+        self._look()
+
+    def _look(self) -> None:
+        self._measured = not self.spread.is_meta and bool(self.spread > 0)
 
 
 def principal_start(tokens: Tensor, slices: int, points: int | None, seed: int) -> tuple[Tensor, Tensor | None]:

@@ -45,9 +45,12 @@ def whole(value: object, name: str, least: int = 1, more: str = "") -> int:
     >>> whole(3, "slices")
     3
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, Tensor):
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value  # also one that torch.compile keeps as a symbol
+    elif isinstance(value, bool | Tensor) or not hasattr(value, "__index__"):
         raise TypeError(f"expected {name} ≥ {least}{more}, a whole number, but got {value!r}")
-    number = operator.index(value)
+    else:
+        number = operator.index(value)
     if number < least:
         raise ValueError(f"expected {name} ≥ {least}{more} but got {number}")
     return number

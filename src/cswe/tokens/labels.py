@@ -59,9 +59,9 @@ class LabelSpec:
 
     def check(self, column: Tensor) -> Tensor:
         """Refuse labels, ``(n,)`` or ``(n, width)``, that this kind does not have; return them as they are stored."""
-        if self.kind == "class" and column.is_floating_point():
+        if self.kind == "class" and column.is_floating_point() and column.numel():
             raise ValueError(f"label: expected class numbers but got {column.dtype}; is the kind 'real' meant?")
-        column = column.reshape(-1) if self.kind == "class" else column
+        column = column.reshape(-1).to(torch.int64) if self.kind == "class" else column
         if self.kind == "class" and len(column):
             low, high = int(column.min()), int(column.max())
             if low < 0 or (self.names and high >= len(self.names)):

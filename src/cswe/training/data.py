@@ -99,10 +99,12 @@ def check_backbone(facts: Facts, notes: dict[str, Any], preprocessing: dict[str,
                 f"{what}: expected tokens of the backbone that the model was trained on ({there.get('name')}, {name} "
                 f"{there.get(name)}) but got {name} {notes.get(name)}; use the same one"
             )
-    if _plain(preprocessing) != _plain(facts.tokens.preprocessing):
+    mine, theirs = _plain(facts.tokens.preprocessing), _plain(preprocessing)
+    if other := [name for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]:
+        known, got = (", ".join(f"{name} {given.get(name)}" for name in other) for given in (mine, theirs))
         raise UserError(
-            f"{what}: expected items prepared like those that the model was trained on, {facts.tokens.preprocessing}, "
-            f"but got {preprocessing}"
+            f"{what}: expected items prepared like those that the model was trained on ({known}) but got {got}; "
+            "extract them alike"
         )
 
 

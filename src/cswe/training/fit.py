@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cswe.constrained import PrimalDual
-from cswe.constrained.distributed import rank_weight
+from cswe.constrained.distributed import is_parallel, rank_weight
 from cswe.training.checkpoint import BEST, LAST, replace_folder, save_model, tidy
 from cswe.training.clock import Clock
 from cswe.training.data import TrainingData
@@ -82,6 +82,11 @@ def fit(
     with torch.device("meta"):
         Model(facts)  # what is wrong with it should be told before a folder is claimed
     ranks = Ranks.join(data.train.device) if ranks is None else ranks
+    if ranks.world == 1 and is_parallel():
+        raise UserError(
+            "this process would train alone, but torch.distributed is initialised for several, whose multipliers would "
+            "be averaged: end it first (torch.distributed.destroy_process_group()), or let a launcher start `cswe`"
+        )
     if ranks.world > 1 and max(map(len, data.train.order(0))) < ranks.world:
         size = facts.recipe.optimization.batch_size
         raise UserError(

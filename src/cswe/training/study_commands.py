@@ -26,6 +26,7 @@ from cswe.training.space import PAPER, Space
 from cswe.training.sweep import BEST_RECIPE, best_line
 from cswe.training.sweep import sweep as run_sweep
 from cswe.training.table import Table
+from cswe.training.task import NEAREST
 from cswe.training.trials import Method, Prune
 
 
@@ -99,7 +100,8 @@ def compare(
         Print the tables only.
     """
     plan = Plan(pools, slices, seeds, first_seed, layers, recipe, set_, esm)
-    check_scores(Manifest.read(store), metric, neighbors=neighbors)
+    known = any(NEAREST in scores for result in read_results(out) for scores in result.scores.values())
+    check_scores(Manifest.read(store), metric, neighbors=neighbors or known)
     words = shlex.split(plan.command(store, out, baseline, test=test, neighbors=neighbors, keep_models=keep_models))
     with _helpers(words, jobs, device):
         run_comparison(

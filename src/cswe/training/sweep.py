@@ -118,11 +118,12 @@ def sweep(
             continue
         value, error = None, None
         try:
-            value = _train(held, folder, recipe.with_(**held.choices), shelf, where, numbers, score)
+            point = _point(recipe, held.choices, manifest, where)
+            value = _train(held, folder, point, shelf, where, numbers, score)
             if value is not None and not math.isfinite(value):
                 value, error = None, f"validation {score} is {value}"
-        except TokenStoreError:
-            raise
+        except (TokenStoreError, UserError):
+            raise  # no fault of its choices, which have been looked at: others would fare alike
         except (TrainingError, ValueError) as failure:  # its choices' fault: others may be all right
             error = str(failure).replace(f"{folder}/", "")
         search.finish(held, value, error=error)
@@ -137,6 +138,16 @@ def sweep(
     if best is None:
         raise TrainingError(f"no trial of {folder} came to an end with a score; {folder / TABLE} says why")
     return best_recipe(recipe, best.params)
+
+
+def _point(recipe: Recipe, choices: dict[str, Any], manifest: Manifest, layer: int) -> Recipe:
+    """Return the recipe of a trial; one that makes no sense is the trial's fault."""
+    try:
+        point = recipe.with_(**choices).check()
+        check_pool(point, manifest, layer)
+    except ValueError as error:
+        raise TrainingError(str(error)) from None
+    return point
 
 
 def best_recipe(recipe: Recipe, choices: dict[str, Any]) -> Recipe:

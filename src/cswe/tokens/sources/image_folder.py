@@ -73,7 +73,7 @@ def _split_folders(root: Path) -> list[str]:
         return []
     raise ValueError(
         f"{root}: expected folders of splits, or of classes, but got {named[0]!r} beside {others[0]!r}; move "
-        f"{root / others[0]} elsewhere, or into a split"
+        f"{root / others[0]} elsewhere, or into a split; or, if {named[0]!r} is a class, put its images right into it"
     )
 
 

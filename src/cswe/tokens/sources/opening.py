@@ -29,7 +29,7 @@ _USED: dict[str, set[str]] = {
     "image-folder": {"seed"},
     "modelnet": {"seed", "points"},
     "point-sets": {"seed", "points", "label_kind"},
-    "localization": {"multi_label"},
+    "localization": {"seed", "multi_label"},  # it draws nothing, but scripts give every format the same seed
     "fasta": {"seed", "labels", "label_kind"},
 }
 
