@@ -141,6 +141,8 @@ def _spec(
 
 
 def _warn_of_empty_splits(source: Source) -> None:
+    if source.labels.spec.kind == "none":
+        return  # there is nothing to learn from, and so nothing to hold out
     counts = np.bincount(source.splits, minlength=len(SPLITS))
     empty = [name for name, count in zip(SPLITS, counts, strict=True) if not count]
     if empty:
