@@ -1,33 +1,39 @@
-"""The short table in ``README.md``: poolings of up to 1024 numbers under the same regularisation."""
+"""The short table in ``README.md``: poolings of up to 1024 numbers under the same regularisation, and raw points."""
 
 from pathlib import Path
 
 from cswe.training.table import grid
 from experiments.lookup import NOTHING, Results, mean_text
 from experiments.paper import best_texts
+from experiments.pools import RAW, RAW_POOLS
 from experiments.tuning import LAYERS, PROTEIN_LAYER
 
 README = Path(__file__).parent.parent / "README.md"
 MARKS = "<!-- made by python -m experiments.tables -->", "<!-- until here -->"
-# As the table names it, on images, on proteins.
+RAW_SLICES = 64
+# As the table names it, on images, on proteins, on raw points.
 _ROWS = (
-    ("mean", "gap", "gap"),
-    ("attention, 5 queries (proteins 3)", "attention-5", "attention-3"),
-    ("attentive statistics, 1 × 512", "statistics-1", "statistics-1"),
-    ("weighted L-moments, 1 × 512 (the default)", "weighted-1", "weighted-1"),
+    ("mean", "gap", "gap", "gap"),
+    ("attention, 5 queries (proteins 3, points 1)", "attention-5", "attention-3", "attention-1"),
+    ("attentive statistics, 1 × 512 (points 1 × 64)", "statistics-1", "statistics-1", "statistics-1"),
+    ("weighted L-moments, 1 × 512 (points 1 × 64), the default", "weighted-1", "weighted-1", "weighted-1"),
+    ('eight L-moments, `readout="moments:8"`', None, None, "moments"),
 )
 
 
 def headline(results: Results) -> str:
     """Give the table."""
     head = ["Test accuracy", *(f"images, layer {layer}" for layer in LAYERS), "nearest neighbour, layer 12", "proteins"]
+    head += ["raw points", "balanced"]
     lines = []
-    for label, image, protein in _ROWS:
-        found = [results.named("images-tuned", image, layer) for layer in LAYERS]
-        other = results.named("proteins-tuned", protein, PROTEIN_LAYER)
+    for label, image, protein, points in _ROWS:
+        found = [None if image is None else results.named("images-tuned", image, layer) for layer in LAYERS]
+        other = None if protein is None else results.named("proteins-tuned", protein, PROTEIN_LAYER)
         near = mean_text(found[-1], metric="nearest")
-        lines.append([label, *(mean_text(row) for row in found), near, mean_text(other)])
-    lines.append(["the paper's best", *best_texts(LAYERS), NOTHING, NOTHING])
+        raw = results.row("points-table", RAW_POOLS[points].text, RAW, RAW_SLICES)
+        scores = [*(mean_text(row) for row in found), near, mean_text(other)]
+        lines.append([label, *scores, mean_text(raw), mean_text(raw, metric="balanced")])
+    lines.append(["the paper's best", *best_texts(LAYERS), *[NOTHING] * 4])
     return grid(head, lines)
 
 
