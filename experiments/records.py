@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cswe.training.cells import Result
-from cswe.training.checkpoint import read_json
+from cswe.training.checkpoint import read_json, replace_text
 from cswe.training.errors import UserError
 from cswe.training.locking import locked
 
@@ -75,6 +75,4 @@ def write_lines(file: Path, head: dict[str, Any], name: str, lines: list[dict[st
     file.parent.mkdir(parents=True, exist_ok=True)
     parts = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in {"format": FORMAT, **head}.items()]
     body = ",\n".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) for line in lines)
-    aside = file.with_name(file.name + ".partial")
-    aside.write_text("{" + " ".join(parts) + f' "{name}": [\n{body}\n]}}\n', encoding="utf-8", newline="\n")
-    aside.replace(file)
+    replace_text(file, "{" + " ".join(parts) + f' "{name}": [\n{body}\n]}}\n')

@@ -192,9 +192,9 @@ class Worker:
             found = None  # of a choice that was made among fewer points
         if self._mark(task, "failed").exists():
             return False
-        stale = found is not None and str(found.facts.get("commit")).startswith(self.remake)
-        if self._mark(task, self._remade).exists():
-            stale = False  # also where what makes it now is that commit itself
+        # Once, also where what makes it now is that commit itself.
+        remade = self._mark(task, self._remade).exists()
+        stale = found is not None and str(found.facts.get("commit")).startswith(self.remake) and not remade
         if not self.again:
             return found is None or stale
         return (stale if self.remake else found is not None) and not self._mark(task, "again").exists()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from cswe.nn._door import check_sets, enter, result_dtype
 from cswe.nn.projected import ProjectedSets, uniform_or_given
 from cswe.nn.ragged import Sets, all_values, is_ragged, map_groups, without_mask
-from cswe.nn.readouts import DualWeighted, Readout, make_readout
+from cswe.nn.readouts import Readout, make_readout
 from cswe.nn.slicer import Initialisation, Slicer
 from cswe.nn.statistics import TokenStatistics, principal_start
 from cswe.nn.token_weights import TokenWeights
@@ -123,8 +123,8 @@ class SWEPool(nn.Module):
         if self.token_weights is not None:
             self.token_weights.reset_parameters()
         for module in self.readout.modules():
-            if isinstance(module, nn.Linear | DualWeighted):
-                module.reset_parameters()
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
 
     @torch.no_grad()
     def _reset_reference(self) -> None:

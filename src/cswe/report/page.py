@@ -15,7 +15,7 @@ from cswe.report.slices import EXPLANATION, draw_slices, look_at
 from cswe.tokens import TokenStore
 from cswe.tokens.errors import TokenStoreError
 from cswe.training.cells import label_of
-from cswe.training.checkpoint import load
+from cswe.training.checkpoint import load, replace_text
 from cswe.training.choices import flat_choices
 from cswe.training.errors import UserError
 from cswe.training.provenance import versions
@@ -59,9 +59,7 @@ class Page:
     def write(self, folder: Path, *, figures: bool = True) -> list[Path]:
         """Write ``index.html`` and, if wanted, every figure as SVG and PNG under ``figures/``."""
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / "index.html.partial"
-        aside.write_text(self.html(), encoding="utf-8", newline="\n")
-        aside.replace(folder / "index.html")
+        replace_text(folder / "index.html", self.html())
         files = [folder / "index.html"]
         for section in self.sections if figures else ():
             for figure in section.figures:

@@ -110,8 +110,7 @@ class StoreSpec:
 
     def difference(self, other: "StoreSpec") -> str:
         """Say what differs between two specs, for an error message."""
-        # Through JSON, as one of them has gone: a tuple there is a list here.
-        mine, theirs = (_flatten(json.loads(json.dumps(spec.to_json()))) for spec in (self, other))
+        mine, theirs = (_flatten(as_read(spec.to_json())) for spec in (self, other))
         lines = [
             f"{name}: {mine.get(name)!r} there, {theirs.get(name)!r} now"
             for name in sorted({*mine, *theirs})
@@ -274,6 +273,17 @@ class Manifest:
 
 
 _RESTORE = "restore it from a copy, or extract into a new folder"
+
+
+def as_read(data: Any) -> Any:
+    """Return a JSON value as a file gives it back: a tuple becomes a list.
+
+    Examples
+    --------
+    >>> as_read({"size": (224, 224)})
+    {'size': [224, 224]}
+    """
+    return json.loads(json.dumps(data))
 
 
 def digest(data: Any) -> str:

@@ -151,9 +151,14 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
     """Write a JSON file aside and put it in place."""
-    aside = file.with_name(file.name + ".partial")
-    _write_json(aside, content)
-    aside.replace(file)
+    _write_json(_aside(file), content)
+    _aside(file).replace(file)
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a text aside and put it in place: a reader, or who was killed, finds the old one or the new one, whole."""
+    _aside(file).write_text(text, encoding="utf-8", newline="\n")
+    _aside(file).replace(file)
 
 
 def _write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:

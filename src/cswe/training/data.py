@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cswe.tokens import Batch, Batches, Manifest, TokenStore
+from cswe.tokens.manifest import as_read
 from cswe.tokens.randomness import permutation, stratified_split
 from cswe.training.errors import UserError
 from cswe.training.model import Facts
@@ -99,7 +100,7 @@ def check_backbone(facts: Facts, notes: dict[str, Any], preprocessing: dict[str,
                 f"{what}: expected tokens of the backbone that the model was trained on ({there.get('name')}, {name} "
                 f"{there.get(name)}) but got {name} {notes.get(name)}; use the same one"
             )
-    mine, theirs = _plain(facts.tokens.preprocessing), _plain(preprocessing)
+    mine, theirs = as_read(dict(facts.tokens.preprocessing)), as_read(preprocessing)
     if other := [name for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]:
         known, got = (", ".join(f"{name} {given.get(name)}" for name in other) for given in (mine, theirs))
         raise UserError(
@@ -146,13 +147,6 @@ def check_labels(facts: Facts, store: TokenStore) -> None:
         raise UserError(f"{store.path}: expected the classes that the model was trained on, but {detail}")
     if store.labels is not None and mine.kind == "class" and len(store.labels):
         _check_range(store, store.labels, facts.outputs)
-
-
-def _plain(value: Any) -> Any:
-    """Turn tuples into the lists that JSON makes of them."""
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _outputs(store: TokenStore) -> int:

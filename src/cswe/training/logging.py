@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cswe._extras import require
+from cswe.training.checkpoint import replace_text
 
 Record = dict[str, Any]
 LOG = "log.jsonl"
@@ -31,9 +32,7 @@ class JsonLines:
     def __init__(self, file: Path, epochs: int = 0) -> None:
         self._file = file
         kept = [line for line in read_lines(file) if line["epoch"] <= epochs] if epochs else []
-        aside = file.with_name(file.name + ".partial")  # killed at any moment, the old file or the new one is there
-        aside.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8", newline="\n")
-        aside.replace(file)
+        replace_text(file, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, record: Record) -> None:
         """Append a line."""

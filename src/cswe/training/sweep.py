@@ -10,7 +10,7 @@ from time import sleep
 from typing import Any
 
 from cswe.tokens import Manifest, TokenStoreError
-from cswe.training.checkpoint import BEST, LAST, read_json, write_json
+from cswe.training.checkpoint import BEST, LAST, read_json, replace_text, write_json
 from cswe.training.compare import Shelf, check_pool
 from cswe.training.errors import TrainingError, UserError
 from cswe.training.fit import fit
@@ -220,9 +220,7 @@ def _write_results(folder: Path, search: Trials, space: Space, recipe: Recipe) -
         writer.writerow([*lead, *chosen, epochs, trial.user_attrs.get("error", "")])
     best = search.best()
     with locked(folder / "sweep.lock"):
-        aside = folder / f"{TABLE}.partial"
-        aside.write_text(stream.getvalue(), encoding="utf-8", newline="\n")
-        aside.replace(folder / TABLE)
+        replace_text(folder / TABLE, stream.getvalue())
         if best is not None:
             write_json(folder / BEST_RECIPE, best_recipe(recipe, best.params).to_json())
 

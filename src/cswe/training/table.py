@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cswe.training.cells import Result, label_of
+from cswe.training.checkpoint import replace_text
 from cswe.training.task import CHOSEN_BY, check_metric
 
 SPLITS = ("train", "validation", "test")
@@ -284,9 +285,7 @@ class Table:
         """Write ``table.md``, ``table.csv`` and ``differences.csv``."""
         texts = {"table.md": self.markdown(), "table.csv": self.csv(), "differences.csv": self.differences_csv()}
         for name, text in texts.items():
-            aside = folder / f"{name}.partial"
-            aside.write_text(text, encoding="utf-8", newline="\n")
-            aside.replace(folder / name)
+            replace_text(folder / name, text)
         return [folder / name for name in texts]
 
 
