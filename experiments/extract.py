@@ -18,6 +18,7 @@ from cswe.tokens.extract import extract
 from cswe.tokens.manifest import MANIFEST
 from cswe.tokens.sources import Source, open_source
 from cswe.tokens.sources.point_sets import PointSets
+from cswe.training.errors import UserError
 from cswe.training.locking import Lock
 from cswe.training.parallel import default_device
 from cswe.training.provenance import commit, machine, peak_memory, versions
@@ -109,7 +110,10 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     if unknown := [name for name in chosen.names if name not in STORES]:
         parser.error(f"expected some of {', '.join(STORES)} but got {unknown[0]}")
-    device = default_device(chosen.device)
+    try:
+        device = default_device(chosen.device)
+    except UserError as error:
+        parser.error(str(error))
     # All at once: who needs the last store should not give up while the first is being made.
     claims = {name: _claim(chosen.stores, name) for name in chosen.names or STORES}
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from cswe.training.errors import UserError
 from cswe.training.parallel import default_device
 from experiments.records import RESULTS
 from experiments.studies import STUDIES
@@ -89,6 +90,10 @@ def main(arguments: list[str] | None = None) -> int:
         torch.use_deterministic_algorithms(True, warn_only=True)
         # Else all memory is filled before it is used, which is for finding mistakes, and takes its time.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        device = default_device(chosen.device)
+    except UserError as error:
+        parser.error(str(error))
     told = ["python", "-m", "experiments.run", *names, "--stores", "STORES", "--jobs", str(chosen.jobs)]
     worker = Worker(
         [STUDIES[name] for name in names],
@@ -96,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
         chosen.out,
         chosen.known,
         work,
-        default_device(chosen.device),
+        device,
         chosen.worker or 0,
         chosen.jobs,
         time.monotonic() + chosen.seconds if chosen.until is None else chosen.until,

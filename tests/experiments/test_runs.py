@@ -361,6 +361,11 @@ def test_a_rerun_from_the_command_line(stores, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main([*words, "--remake", "abc"])
     assert "expected at least 7 digits of a commit but got 'abc'" in capsys.readouterr().err
+    extraction = ["raw-0", "--assets", str(tmp_path), "--stores", str(stores), "--device", "abacus"]
+    for command, wrong in ((main, [*words, "--device", "abacus"]), (extract, extraction)):
+        with pytest.raises(SystemExit):
+            command(wrong)
+        assert "device: expected one that torch can use here, cpu say, but got 'abacus'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*words, "--remake", "HEAD~12345"])
     assert "but got 'HEAD~12345'" in capsys.readouterr().err
