@@ -1,7 +1,9 @@
 """Going on with a store: nothing foreign is replaced, nothing changed is mixed in, and advice leads somewhere."""
 
+import itertools
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,6 +55,43 @@ def test_a_foreign_shard_is_not_replaced_though_it_was_dropped(some_points, tmp_
 
 class BrokenOffError(Exception):
     pass
+
+
+def test_killed_at_any_touch_of_a_file_it_can_go_on(killer, some_points, tmp_path, content):
+    source = some_points(100)
+    whole = content(run(source, tmp_path / "whole").path)
+    assert len(whole) >= 4
+    for at in itertools.count():
+        killed, other = tmp_path / f"{at}", tmp_path / f"other-{at}"
+        if not killer(killed, at, run, source, killed):
+            break
+        killer(other, at, run, source, other)
+        # Killed while it goes on, too.
+        for again in (3, 7, 11):
+            killer(killed, again, run, source, killed, resume=True)
+        assert content(run(source, killed, resume=True).path) == whole
+        # Begun in another way where nothing is lost by that.
+        if not (other / "manifest.json").exists() or not Manifest.read(other).begun:
+            assert len(run(source, other, dtype="float32")) == 100
+            run(source, other, dtype="float32", resume=True)
+    assert at > 20
+
+
+def test_only_its_own_leftovers_are_removed(some_points, tmp_path):
+    for name in ("mine.partial", "shards/mine.partial", "shards/00000.safetensors", "shards/00001.safetensors"):
+        folder = tmp_path / Path(name).name
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("precious")
+        Manifest(StoreSpec(layers={0: 8})).write(folder)
+        with pytest.raises(TokenStoreError, match="empty folder"):
+            run(some_points(20), folder)
+        assert (folder / name).read_text() == "precious"
+    # A shard that the manifest has lost may be all that is left of a store.
+    store = run(some_points(20), tmp_path / "store")
+    (store.path / "manifest.json").unlink()
+    with pytest.raises(TokenStoreError, match="empty folder"):
+        run(some_points(20), store.path, resume=True)
+    assert (store.path / store.manifest.shards[0].file).exists()
 
 
 def test_items_that_changed_are_not_put_beside_what_they_were(tmp_path):

@@ -41,6 +41,15 @@ def _plain_torch(monkeypatch):
     monkeypatch.setenv("CSWE_BACKEND", "scan")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    # As the processes that are forked have: more would sum in another order.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def assets():
     folder = Path(os.environ.get("CSWE_ASSETS", ROOT.parent / "shared" / "assets"))
@@ -110,12 +119,17 @@ class ForkServer:
         )
         self.modules = set(json.loads(self._process.stdout.readline()))
 
-    def run(self, *arguments, after=None, when=None, signal="KILL", environments=({},)):
-        """Run a command once for each environment; return exit codes (negative: the signal) and what was said."""
+    def run(self, *arguments, after=None, when=None, touches=None, signal="KILL", environments=({},)):
+        """Run a command once for each environment; return exit codes (negative: the signal) and what was said.
+
+        It may be ended: `after` so many seconds, as soon as there is a file, `when`, or after so many `touches` of the
+        files of a folder, ``(folder, number)``.
+        """
         request = {
             "arguments": list(map(str, arguments)),
             "after": after,
             "when": when and str(when),
+            "touches": touches and (str(touches[0]), touches[1]),
             "signal": signal,
             "environments": list(environments),
         }

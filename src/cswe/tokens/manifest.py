@@ -119,6 +119,11 @@ class StoreSpec:
         return "; ".join(lines[:5]) + ("; …" if len(lines) > 5 else "")
 
 
+def shard_file(number: int) -> str:
+    """Say where a shard lies in a store."""
+    return f"{SHARDS}/{number:05d}.safetensors"
+
+
 @dataclass(frozen=True)
 class ShardEntry:
     """One shard: its file's checksum, and which items of the data set it covers.
@@ -141,7 +146,7 @@ class ShardEntry:
     @property
     def file(self) -> str:
         """Where the shard lies, relative to the store. Never read from the manifest, so it cannot lead outside."""
-        return f"{SHARDS}/{self.number:05d}.safetensors"
+        return shard_file(self.number)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that goes into the manifest."""

@@ -257,9 +257,8 @@ def open_checked(store: Path, spec: StoreSpec, entry: ShardEntry) -> Any:
     whole = size == entry.size
     try:
         handle = safe_open(file, framework="pt")
-        metadata = json.loads((handle.metadata() or {})["cswe"])  # type: ignore[no-untyped-call]
-        store_key, number = metadata["store"], metadata["shard"]
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        store_key, number = _marks(handle)
+    except _NOT_A_SHARD as error:
         if not whole:
             raise TokenStoreError(_truncated(file, entry, size)) from None
         raise TokenStoreError(f"{file}: was altered: it is no shard any more ({error}); {REMAKE}") from None
@@ -275,6 +274,22 @@ def open_checked(store: Path, spec: StoreSpec, entry: ShardEntry) -> Any:
     if not whole:
         raise TokenStoreError(_truncated(file, entry, size))
     return handle
+
+
+_NOT_A_SHARD = (SafetensorError, KeyError, ValueError, TypeError)
+
+
+def _marks(handle: Any) -> tuple[str, int]:
+    metadata = json.loads((handle.metadata() or {})["cswe"])
+    return metadata["store"], metadata["shard"]
+
+
+def written_in(file: Path) -> tuple[str, int] | None:
+    """Return the key of the store that a shard was written for, and its number there; None for any other file."""
+    try:
+        return _marks(safe_open(file, framework="pt"))
+    except (*_NOT_A_SHARD, OSError):
+        return None
 
 
 def check_bytes(store: Path, spec: StoreSpec, entry: ShardEntry) -> None:

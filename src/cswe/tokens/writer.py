@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from cswe.tokens.errors import TokenStoreError
-from cswe.tokens.manifest import DTYPES, MANIFEST, SHARDS, Manifest, StoreSpec
-from cswe.tokens.shards import Columns, write_shard
+from cswe.tokens.manifest import DTYPES, MANIFEST, SHARDS, Manifest, StoreSpec, shard_file
+from cswe.tokens.shards import Columns, write_shard, written_in
 from cswe.tokens.weights import faulty_weights
 
 
@@ -172,14 +172,20 @@ class StoreWriter:
                     f"({there.spec.difference(self.spec)}); use the same, or another folder"
                 )
             self.manifest = there
-        elif any(map(_is_foreign, self.path.iterdir())):
-            raise TokenStoreError(f"{self.path}: expected an empty folder but there are files in it; choose another")
+        leftovers = _leftovers(self.path, there)
+        if self.manifest is not there:
+            shards = self.path / SHARDS
+            expected = {self.path / MANIFEST, *leftovers} | ({shards} if shards.is_dir() else set())
+            if {*self.path.iterdir(), *shards.glob("*")} - expected:
+                raise TokenStoreError(
+                    f"{self.path}: expected an empty folder but there are files in it; choose another"
+                )
         known = (*self.manifest.shards, *self.manifest.dropped)
         self.first = max((shard.stop for shard in known), default=0)
         self._number = max((shard.number for shard in known), default=-1) + 1
         self._columns = Columns.empty(self.spec)
         (self.path / SHARDS).mkdir(exist_ok=True)
-        for leftover in [*self.path.glob("*.partial"), *(self.path / SHARDS).glob("*.partial")]:
+        for leftover in leftovers:
             leftover.unlink()
         if self._publish and not self.manifest.begun:
             self.manifest.write(self.path)
@@ -236,11 +242,13 @@ class StoreWriter:
         return self.manifest
 
 
-def _is_foreign(entry: Path) -> bool:
-    """Say whether a file is anything but what a writer leaves that was killed before it wrote the first manifest."""
-    if entry.name == SHARDS and entry.is_dir():
-        return any(entry.iterdir())
-    return entry.name not in (MANIFEST, f"{MANIFEST}.partial")
+def _leftovers(folder: Path, there: Manifest | None) -> set[Path]:
+    """Find what a writer left that was killed and had no time to name it: it is made again."""
+    aside = {folder / f"{MANIFEST}.partial", *(folder / SHARDS).glob("[0-9]*.safetensors.partial")}
+    first = folder / shard_file(0)
+    # A shard is in place just before the manifest names it; where it is not the first, the next one replaces it.
+    unnamed = there is not None and not there.begun and written_in(first) == (there.spec.key, 0)
+    return {file for file in aside if file.exists()} | ({first} if unnamed else set())
 
 
 def _lock(folder: Path) -> int | None:

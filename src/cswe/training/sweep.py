@@ -3,14 +3,14 @@
 import csv
 import io
 import math
-import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from time import sleep
 from typing import Any
 
 from cswe.tokens import Manifest, TokenStoreError
-from cswe.training.checkpoint import BEST, LAST, read_json, replace_text, write_json
+from cswe.training.checkpoint import BEST, LAST, read_json, remove_folder, replace_text, write_json
 from cswe.training.compare import Shelf, check_pool
 from cswe.training.errors import TrainingError, UserError
 from cswe.training.fit import fit
@@ -21,7 +21,7 @@ from cswe.training.parallel import Ranks, default_device
 from cswe.training.recipe import Recipe
 from cswe.training.space import Space
 from cswe.training.task import CHOSEN_BY, task_of
-from cswe.training.trials import Held, Method, Prune, Trials
+from cswe.training.trials import Held, Method, Prune, Trials, run_of
 
 PLAN, BEST_RECIPE, TABLE = "sweep.json", "best.json", "trials.csv"
 _LEAD, _REST = ("run", "state", "validation"), ("epochs_done", "error")  # columns beside the choices
@@ -105,6 +105,8 @@ def sweep(
     shelf.data(where, points[0])  # what is wrong with the store is told now, too, and is no trial's fault
     _claim(folder, plan)
     search = Trials(folder, space, chosen, trials, pruning, recipe.optimization.epochs, first_seed)
+    for trial in search.settled():
+        _tidy(folder, run_of(trial))  # who was killed after the last epoch could not
     waiting = False
     while True:
         held = search.next()
@@ -127,9 +129,7 @@ def sweep(
         except (TrainingError, ValueError) as failure:  # its choices' fault: others may be all right
             error = str(failure).replace(f"{folder}/", "")
         search.finish(held, value, error=error)
-        for checkpoint in (folder / "runs" / held.run).glob("seed-*/*"):
-            if checkpoint.name in (BEST, LAST):
-                shutil.rmtree(checkpoint)
+        _tidy(folder, held.run)
         told = error or ("pruned" if value is None else f"validation {score} {100 * value:.2f}")
         tell(f"trial {held.run}: {_listed(held.choices)}: {told}")
         _write_results(folder, search, space, recipe)
@@ -138,6 +138,14 @@ def sweep(
     if best is None:
         raise TrainingError(f"no trial of {folder} came to an end with a score; {folder / TABLE} says why")
     return best_recipe(recipe, best.params)
+
+
+def _tidy(folder: Path, run: str) -> None:
+    """Remove the checkpoints of a trial that is through: its log and its score are what is kept."""
+    for seed in (folder / "runs" / run).glob("seed-*"):
+        for name in (BEST, LAST):
+            with suppress(FileNotFoundError):  # another process, that has just begun, may tidy here, too
+                remove_folder(seed / name)
 
 
 def _point(recipe: Recipe, choices: dict[str, Any], manifest: Manifest, layer: int) -> Recipe:

@@ -96,7 +96,7 @@ class Trials:
             lock = Lock(self._lock_file(trial.number))
             lock.wait()
             choices = self._space.suggest(trial)
-            run = _run_of(trial)
+            run = run_of(trial)
             trial.set_user_attr(_RUN, run)
             trial.set_user_attr("process", f"{socket.gethostname()}:{os.getpid()}")
             return Held(trial, choices, run, lock)
@@ -120,11 +120,12 @@ class Trials:
     def settled(self) -> list[Any]:
         """Return the trials that are through: with a value, pruned, or failed for a reason of their own."""
         failed = [trial for trial in self._in("FAIL") if _ERROR in trial.user_attrs]
-        return sorted([*self._in("COMPLETE", "PRUNED"), *failed], key=lambda trial: trial.number)
+        return sorted([*self._in("COMPLETE", "PRUNED"), *failed], key=run_of)
 
     def best(self) -> Any | None:
         """Return the trial with the largest value, the first of equal ones; None if none has one yet."""
-        done = sorted(self._in("COMPLETE"), key=lambda trial: trial.number)
+        # By run, whose name stays the same however often it was killed and queued again.
+        done = sorted(self._in("COMPLETE"), key=run_of)
         return max(done, key=lambda trial: trial.value, default=None)
 
     @contextmanager
@@ -158,17 +159,17 @@ class Trials:
             lock = Lock(self._lock_file(trial.number))
             if not lock.take():
                 continue
-            run = _run_of(trial)
+            run = run_of(trial)
             others = self._in("WAITING", "RUNNING", "COMPLETE", "PRUNED")
             # Queued first and closed afterwards: killed in between, the next one only closes it.
-            if not any(_run_of(other) == run and other.number != trial.number for other in others):
+            if not any(run_of(other) == run and other.number != trial.number for other in others):
                 fixed = trial.system_attrs.get("fixed_params", {}) | trial.params
                 self.study.enqueue_trial(fixed, user_attrs={_RUN: run})
             self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
             lock.release(remove=True)
 
 
-def _run_of(trial: Any) -> str:
+def run_of(trial: Any) -> str:
     """Return the name of a trial's run: that of the first try, if it was killed and queued again."""
     return str(trial.user_attrs.get(_RUN, f"{trial.number:05d}"))
 
