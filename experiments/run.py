@@ -76,15 +76,6 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--remake: expected at least {_COMMIT} digits of a commit but got {wrong[0]!r}")
     if chosen.pause and (chosen.work is None or chosen.again):
         parser.error("--pause needs --work, a folder to go on from, and is not for --again")
-    work = chosen.work or Path(tempfile.mkdtemp(prefix="cswe-experiments-"))
-    if chosen.worker is None and chosen.jobs > 1 and not chosen.list:
-        command = [sys.executable, "-m", "experiments.run", *words, "--work", str(work)]
-        # One clock for all, also for those that are started later.
-        failures = share([*command, "--until", str(time.monotonic() + chosen.seconds)], chosen.jobs)
-        return 1 if failures else 0
-    names = [name for name in STUDIES if name in chosen.studies]
-    if "all" in chosen.studies:
-        names = [name for name, study in STUDIES.items() if not study.alone or name in names]
     if chosen.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -94,6 +85,23 @@ def main(arguments: list[str] | None = None) -> int:
         device = default_device(chosen.device)
     except UserError as error:
         parser.error(str(error))
+    if chosen.work is not None:
+        return _run(chosen, chosen.work, device, words)
+    # What is left there could not be gone on with: nobody was told where it lies.
+    with tempfile.TemporaryDirectory(prefix="cswe-experiments-") as work:
+        return _run(chosen, Path(work), device, words)
+
+
+def _run(chosen: argparse.Namespace, work: Path, device: torch.device, words: list[str]) -> int:
+    """Do what was chosen, or have others do it, and return the exit status."""
+    if chosen.worker is None and chosen.jobs > 1 and not chosen.list:
+        command = [sys.executable, "-m", "experiments.run", *words, "--work", str(work)]
+        # One clock for all, also for those that are started later.
+        failures = share([*command, "--until", str(time.monotonic() + chosen.seconds)], chosen.jobs)
+        return 1 if failures else 0
+    names = [name for name in STUDIES if name in chosen.studies]
+    if "all" in chosen.studies:
+        names = [name for name, study in STUDIES.items() if not study.alone or name in names]
     told = ["python", "-m", "experiments.run", *names, "--stores", "STORES", "--jobs", str(chosen.jobs)]
     worker = Worker(
         [STUDIES[name] for name in names],
@@ -116,8 +124,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if chosen.list:
         print("\n".join(worker.outlook()))
-        if chosen.work is None:
-            work.rmdir()
         return 0
     worker.run()
     return 1 if worker.failed else 0

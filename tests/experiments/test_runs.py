@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from experiments.expect import Sizes, expected_seconds
 from experiments.extract import NormedToo
 from experiments.extract import main as extract
 from experiments.pools import with_choices
-from experiments.records import add_extraction, add_result, read_extractions, read_study
+from experiments.records import RESULTS, add_extraction, add_result, read_extractions, read_study
 from experiments.run import main, share
 from experiments.studies import LITERAL, STUDIES, Entry, Study
 from experiments.tuning import IMAGES, chosen_by
@@ -257,7 +258,7 @@ def test_a_store_that_is_being_made_is_waited_for(work, stores, monkeypatch):
     assert next(looks) == 2
 
 
-def test_what_is_still_to_run_is_listed(work, stores, tmp_path, capsys):
+def test_what_is_still_to_run_is_listed(work, stores, tmp_path, capsys, monkeypatch):
     assert work(study(pools=("mean",)))[0].run() == 2
     worker, told = work(study(), study("late", wave=3, store="missing"))
     lines = worker.outlook()
@@ -266,9 +267,13 @@ def test_what_is_still_to_run_is_listed(work, stores, tmp_path, capsys):
     assert lines[-1].startswith("6 cells, ")
     assert lines[-1].endswith("4 of them on stores that are not there")
     assert told == []
-    words = ["proteins-evolution", "--stores", str(stores), "--out", str(tmp_path), "--known"]
-    assert main([*words, "--list", "--jobs", "4"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("6 cells, ")
+    for known, cells in ([], 6), ([str(RESULTS)], 3):
+        (tmp_path / "temporary").mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        words = ["proteins-evolution", "--stores", str(stores), "--out", str(tmp_path), "--known", *known]
+        assert main([*words, "--list", "--jobs", "4"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].startswith(f"{cells} cells, ")
+        assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_what_a_search_found_is_noted_if_it_was_not(scored, work, tmp_path, monkeypatch):
