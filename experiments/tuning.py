@@ -110,7 +110,7 @@ PROTEINS = Search(
 
 # Every seed has a split of its own: with so few shapes the split decides more than the weights. There are many
 # where runs take seconds.
-SPLITS = {RAW: 10, TOKENS: 3, NORMED: 10}
+SPLITS = {RAW: 10, TOKENS: 6, NORMED: 10}
 POINTS = Search(
     "points-tuning",
     (("lr=0.0003",), ("lr=0.003",), ("lr=0.03",)),
