@@ -89,9 +89,12 @@ def test_only_its_own_leftovers_are_removed(some_points, tmp_path):
     # A shard that the manifest has lost may be all that is left of a store.
     store = run(some_points(20), tmp_path / "store")
     (store.path / "manifest.json").unlink()
-    with pytest.raises(TokenStoreError, match="empty folder"):
+    with pytest.raises(TokenStoreError, match=r"holds shards but no manifest\.json; restore it"):
         run(some_points(20), store.path, resume=True)
     assert (store.path / store.manifest.shards[0].file).exists()
+    (tmp_path / "folder" / "shards" / "inner").mkdir(parents=True)
+    with pytest.raises(TokenStoreError, match="empty folder"):
+        run(some_points(20), tmp_path / "folder")
 
 
 def test_items_that_changed_are_not_put_beside_what_they_were(tmp_path):

@@ -176,10 +176,13 @@ class StoreWriter:
         if self.manifest is not there:
             shards = self.path / SHARDS
             expected = {self.path / MANIFEST, *leftovers} | ({shards} if shards.is_dir() else set())
-            if {*self.path.iterdir(), *shards.glob("*")} - expected:
-                raise TokenStoreError(
-                    f"{self.path}: expected an empty folder but there are files in it; choose another"
-                )
+            if strange := {*self.path.iterdir(), *shards.glob("*")} - expected:
+                fault = "expected an empty folder but there are files in it; choose another"
+                if there is None and all(written_in(file) for file in strange):
+                    fault = (
+                        f"holds shards but no {MANIFEST}; restore it, or remove the folder if making it was broken off"
+                    )
+                raise TokenStoreError(f"{self.path}: {fault}")
         known = (*self.manifest.shards, *self.manifest.dropped)
         self.first = max((shard.stop for shard in known), default=0)
         self._number = max((shard.number for shard in known), default=-1) + 1
