@@ -74,7 +74,7 @@ def test_studies_are_what_the_page_says():
     assert counts["images-table1"] == 3 * 3 * 3 + 3 + 3 * 3 * 4
     assert counts["images-slices"] == 5 * (3 + 1 + 3)
     assert counts["images-map"] == 3 * (3 + 1)
-    assert counts["images-matching"] == 3 * 2 * 3
+    assert counts["images-matching"] == 3 * 2 * 3 + 3
     assert counts["images-tuned"] == 8 * 3 * 3
     assert {task.cell.recipe.optimization.weight_decay for task in tasks["images-tuned"]} == {0.1}
     assert counts["images-longer"] == 3 * 3
@@ -86,8 +86,8 @@ def test_studies_are_what_the_page_says():
     assert SHAPES_POINT in IMAGES.grid
     assert counts["proteins-tuning"] == 8 * 5
     assert counts["proteins-tuned"] == 8 * 5
-    assert counts["points-tuning"] == (10 * 10 + 10 * 3 + 5 * 10) * 3  # three rates each
-    assert counts["points-table"] == (2 + 8 * 5) * 10 + (3 + 7 * 5) * 3 + (2 + 3) * 10
+    assert counts["points-tuning"] == (10 * 10 + 10 * 6 + 5 * 10) * 3  # three rates each
+    assert counts["points-table"] == (2 + 8 * 5) * 10 + (3 + 7 * 5) * 6 + (2 + 3) * 10
     for task in tasks["points-table"] + tasks["points-tuning"]:
         assert task.store.endswith(f"-{task.cell.seed % 10}")  # every seed has its own split, the search's, too
     assert {task.store for found in tasks.values() for task in found} == set(STORES)
