@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -22,6 +23,7 @@ from cswe.training import load
 from cswe.training.cells import Plan
 from cswe.training.compare import compare
 from cswe.training.errors import UserError
+from cswe.training.model import Facts
 
 TINY = ("batch_size=64", "points=8", "bound_batches=2")
 
@@ -254,3 +256,109 @@ def test_weights_and_profiles_are_what_they_say(study, digits):
     moments = torch.tensor([[[0.0]], [[2.0]], [[10.0]], [[12.0]]])
     profile = class_profiles(moments, torch.tensor([0, 0, 1, 1]), 2)
     assert profile[0, :, 0].tolist() == [-5.0, 5.0]  # means 1 and 11, one standard deviation apart from each point
+
+
+def head_of(model, *layers):
+    model.head = torch.nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+    for layer in layers:
+        if isinstance(layer, torch.nn.Linear):
+            torch.nn.init.zeros_(layer.weight)
+    return model.head
+
+
+@torch.no_grad()
+def test_weights_are_of_the_answer_in_every_task_and_behind_a_hidden_layer(study, monkeypatch):
+    model = load(study / "runs" / "cswe-bound-0.9.layer-0.slices-4.seed-0")
+    hidden, out = head_of(model, torch.nn.Linear(16, 5), torch.nn.ReLU(), torch.nn.Linear(5, 10))[::2]
+    hidden.weight[:, 4:8] = 1.0  # alike in all hidden units, which biases tell apart
+    hidden.weight[4, 8:12] = 9.0
+    out.weight[:3, :4] = torch.randn(3, 4)  # and nothing looks at the last unit
+    assert slice_weights(model, None).round(6).tolist() == [0, 1, 0, 0]
+    head = head_of(model, torch.nn.Linear(16, 2))
+    head.weight[:, 0] = 2.0  # in both outputs alike: that decides between no classes, but it is most of two numbers
+    head.weight[0, 4] = 2.0
+    assert slice_weights(model, None).round(6).tolist() == [0, 1, 0, 0]
+    monkeypatch.setattr(Facts, "task", "regression")
+    assert slice_weights(model, None).round(6).tolist() == [0.666667, 0.333333, 0, 0]
+
+
+def broken_off(run, epochs):
+    """What a run leaves that was killed after so many epochs, or before the first."""
+    (run / "result.json").unlink()
+    if epochs:
+        log = (run / "log.jsonl").read_text().splitlines(keepends=True)
+        (run / "log.jsonl").write_text("".join(log[:epochs]))
+    else:
+        (run / "log.jsonl").unlink()
+        shutil.rmtree(run / "best")
+        shutil.rmtree(run / "last")
+
+
+def train(store, out, *words):
+    tiny = ["--points", "8", "--batch-size", "64", "--bound-batches", "2", "--device", "cpu", "--quiet"]
+    assert main(["train", str(store), "--out", str(out), *tiny, *map(str, words)]) == 0
+    return out
+
+
+def test_what_is_unfinished_is_in_no_mean_beside_what_is_finished(digits, tmp_path):
+    words = ("--pool", "mean", "--epochs", 2, "--seed")
+    whole, part, none = (train(digits, tmp_path / f"{seed}", *words, seed) for seed in range(3))
+    before = (part / "log.jsonl").read_text().count("\n")
+    broken_off(part, 1)
+    broken_off(none, 0)
+    (row,) = gather([whole, part, none]).table().rows
+    assert before == 2
+    assert [result.error for result in row.results] == [None, "unfinished: 1 of 2 epochs", "no epoch was finished"]
+    assert row.mean("validation", "top1").count == 1
+    # Alone it is looked at while it is under way.
+    assert gather([part]).table().rows[0].mean("validation", "top1").count == 1
+    # The same run, finished elsewhere, is the one that counts, in any order.
+    again = train(digits, tmp_path / "again", *words, 2)
+    for paths in ([none, again], [again, none]):
+        assert [run.result.error for run in gather(paths).runs] == [None]
+
+
+def test_a_run_without_an_epoch_stands_at_its_layer(layered, tmp_path):
+    run = train(layered.parent / "store", tmp_path / "run", "--pool", "mean", "--epochs", 1, "--layer", 12)
+    broken_off(run, 0)
+    (found,) = gather([run]).runs
+    assert found.cell.layer == 12
+    assert "--layer 12 --seed 0" in found.command
+
+
+def test_commands_can_be_pasted_into_a_shell(digits, tmp_path):
+    run = train(digits, tmp_path / "my runs <b>&" / "one", "--pool", "mean", "--epochs", 1)
+    (command,) = gather([run]).commands
+    assert shlex.split(command)[:5] == ["cswe", "train", "STORE", "--recipe", str(run / "recipe.json")]
+
+
+def test_profiles_are_of_the_tokens_that_a_run_was_trained_on(digits, tmp_path, capsys):
+    generator = torch.Generator().manual_seed(0)
+    splits = ("train", "validation", "test")
+    for name, dim in (("a", 2), ("b", 3)):
+        items = [Item(torch.randn(4, dim, generator=generator), n % 2, f"{n}", splits[n % 3]) for n in range(24)]
+        TokenStore.create(tmp_path / name, items, classes=["$x^$", "$5-$10"])
+        compare(tmp_path / name, tmp_path / f"study {name}", Plan(("swe",), (2,), 1, choices=("epochs=1",)))
+    # Each on its own, though they are of different dimensions; and a dollar in a name is no formula.
+    text = report([tmp_path / "study a", tmp_path / "study b"], tmp_path / "page").read_text()
+    assert text.count("mean by class</text>") >= 1
+    assert "$5-$10" in text
+    run = train(digits, tmp_path / "run", "--slices", 2, "--epochs", 1)
+    for name, said in (("a", "none of these runs was trained on these tokens"), ("c", "no manifest.json")):
+        assert main(["report", str(run), "--store", str(tmp_path / name), "--out", str(tmp_path / "wrong")])
+        assert said in capsys.readouterr().err
+
+
+def test_runs_that_differ_in_many_choices_are_told_apart_by_their_recipes(digits, tmp_path):
+    words = ("--pool", "swe", "--slices", 4, "--epochs", 1)
+    runs = [train(digits, tmp_path / name, "--recipe", name, *words) for name in ("digits", "proteins")]
+    assert [run.label for run in gather(runs).runs] == ["SWE, recipe digits, L = 4", "SWE, recipe proteins, L = 4"]
+    report(runs, tmp_path / "page")
+
+
+def test_files_that_are_no_run_s_are_named(tmp_path, capsys):
+    for name, content in (("recipe.json", {"name": "mine"}), ("compare.json", {})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(json.dumps(content))
+        assert main(["report", str(tmp_path / name)]) == 2
+        assert f"{tmp_path / name / name}: expected what" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Find the runs that a page is about: folders of `cswe train` and `cswe compare`, in any mixture."""
 
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cswe.training.table import Table
 from cswe.training.task import check_metric, task_of
 
 RESULT = "result.json"
+_MOST_NAMED = 4  # choices that a name can tell; what else differs stands on the page
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Run:
         The folder of its best model, if it was kept.
     command
         What repeats it.
+    unfinished
+        How far it got, if it was broken off or is still under way.
     """
 
     cell: Cell
@@ -43,6 +47,7 @@ class Run:
     result: Result
     model: Path | None
     command: str
+    unfinished: str | None = None
 
     @property
     def label(self) -> str:
@@ -62,13 +67,16 @@ class Material:
     runs: list[Run] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     store: Path | None = None
+    noted_stores: list[Path] = field(default_factory=list)
     baseline: str | None = None
 
     def add(self, run: Run) -> None:
-        """Take a run, unless it is there already."""
-        if not any(run.cell == other.cell and same_origin(run.origin, other.origin) for other in self.runs):
-            self.runs.append(run)
-            self.commands.append(run.command)
+        """Take a run, unless it is there already; one with a score in place of one without."""
+        same = [other for other in self.runs if run.cell == other.cell and same_origin(run.origin, other.origin)]
+        if same and _completeness(run) <= _completeness(same[0]):
+            return
+        self.runs = [run if other in same else other for other in self.runs] if same else [*self.runs, run]
+        self.commands.append(run.command)
 
     @property
     def results(self) -> list[Result]:
@@ -94,7 +102,7 @@ def gather(paths: list[Path], store: Path | None = None) -> Material:
     paths
         Folders of `cswe train` (one run, or several seeds) or of `cswe compare`.
     store
-        The tokens that they were trained on; by default what a comparison noted, if it is still there.
+        The tokens that they were trained on; by default what comparisons noted, where it is still there.
     """
     found = Material(store=store)
     for path in paths:
@@ -109,16 +117,29 @@ def gather(paths: list[Path], store: Path | None = None) -> Material:
             raise UserError(f"{path}: expected the folder of a run or of a comparison but found no {RECIPE} or {PLAN}")
     if not found.runs:
         raise UserError(f"{', '.join(map(str, paths))}: expected at least one finished run but there is none")
+    if any(run.unfinished is None and run.result.error is None for run in found.runs):
+        # Who looks at a run under way wants its scores so far; beside finished ones they would be averaged.
+        found.runs = [
+            replace(run, result=replace(run.result, error=run.unfinished)) if run.unfinished else run
+            for run in found.runs
+        ]
     found.runs = _tell_apart(found.runs)
     return found
 
 
+def _completeness(run: Run) -> int:
+    if run.result.error is not None:
+        return 0
+    return 1 if run.unfinished else 2
+
+
 def _add_comparison(found: Material, path: Path) -> None:
     plan = read_json(path / PLAN)
-    found.commands.append(plan["command"])
+    if missing := [name for name in ("command", "baseline", "store") if name not in plan]:
+        raise UserError(f"{path / PLAN}: expected what a comparison writes but there is no {missing[0]!r}")
+    found.commands += plan.get("commands", [plan["command"]])
     found.baseline = found.baseline or plan["baseline"]
-    if found.store is None and Path(plan["store"]).exists():
-        found.store = Path(plan["store"])
+    found.noted_stores.append(Path(plan["store"]))
     for result in read_results(path):
         folder = path / RUNS / result.cell.name
         found.add(Run(result.cell, read_lines(folder / LOG), result, existing(folder / BEST), plan["command"]))
@@ -126,6 +147,8 @@ def _add_comparison(found: Material, path: Path) -> None:
 
 def _read_run(path: Path) -> Run:
     noted = read_json(path / RECIPE)
+    if "recipe" not in noted or "seed" not in noted:
+        raise UserError(f"{path / RECIPE}: expected what a run writes but got something else, perhaps a recipe alone")
     recipe = Recipe.from_json(noted["recipe"])
     model = existing(path / BEST)
     told: dict[str, Any] = read_json(model / "model.json") if model else {}
@@ -135,24 +158,39 @@ def _read_run(path: Path) -> Run:
         scores |= {split: written[split] for split in ("validation", "test") if split in written}
     log = read_lines(path / LOG)
     slices = recipe.pooling.slices if recipe.pooling.pool in WITH_SLICES else None
-    cell = Cell(recipe.pooling.pool, int(told.get("layer", 0)), slices, int(noted["seed"]), recipe)
+    layer = int(told.get("layer", noted.get("layer", 0)))
+    cell = Cell(recipe.pooling.pool, layer, slices, int(noted["seed"]), recipe)
     facts: dict[str, Any] = {
         "task": "classification",
         "seconds": sum(line["seconds"]["all"] for line in log),
         "store": noted_origin(noted),
     }
     size = 0
-    error = None if told else "no epoch was finished"
     if model is not None:
         loaded = load(model)
         size, facts["task"] = loaded.size, task_of(loaded.facts.labels)
-    command = f"cswe train STORE --recipe {path / RECIPE} --seed {cell.seed} --out NEW"
-    done = existing(path / LAST)
-    return Run(cell, log, Result(cell, size, scores, facts, error), model or done, command)
+    words = ["--recipe", str(path / RECIPE), "--layer", str(layer), "--seed", str(cell.seed), "--out", "NEW"]
+    return Run(
+        cell,
+        log,
+        Result(cell, size, scores, facts, None if told else "no epoch was finished"),
+        model or existing(path / LAST),
+        shlex.join(["cswe", "train", "STORE", *words]),
+        _unfinished(recipe, log, told) if told else None,
+    )
+
+
+def _unfinished(recipe: Recipe, log: list[Record], best: dict[str, Any]) -> str | None:
+    """Say how far a run got that has epochs left; one that was to stop early may have fewer."""
+    epochs, patience = recipe.optimization.epochs, recipe.optimization.early_stop
+    stopped = patience is not None and len(log) - int(best["epoch"]) >= patience
+    return None if stopped or len(log) >= epochs else f"unfinished: {len(log)} of {epochs} epochs"
 
 
 def _tell_apart(runs: list[Run]) -> list[Run]:
     """Name runs of the same pool, at the same layer and number of slices, by the choices in which they differ.
+
+    Where those are many, by their recipe.
 
     Runs on several stores have the store's number in their names, too, in the order in which they come.
     """
@@ -167,6 +205,8 @@ def _tell_apart(runs: list[Run]) -> list[Run]:
             for name, value in flat_choices(other.cell.recipe).items()
             if value != mine[name]
         }
+        if len(differing) > _MOST_NAMED:
+            differing = {"recipe": _recipe_name(run.cell.recipe, [other.cell.recipe for other in alike])}
         choices = [
             *filter(None, [run.cell.pool.partition(":")[2]]),
             *(f"{k}={v}" for k, v in sorted(differing.items())),
@@ -176,6 +216,14 @@ def _tell_apart(runs: list[Run]) -> list[Run]:
         cell = replace(run.cell, pool=pool)
         told.append(replace(run, cell=cell, result=replace(run.result, cell=cell)))
     return told
+
+
+def _recipe_name(recipe: Recipe, others: list[Recipe]) -> str:
+    """Return the name of a recipe; a number, in the order in which they come, where others have the same name."""
+    distinct = [other for number, other in enumerate(others) if other not in others[:number]]
+    names = [other.name for other in distinct]
+    number = distinct.index(recipe)
+    return names[number] if names[number] and names.count(names[number]) == 1 else str(number + 1)
 
 
 def _stores(runs: list[Run]) -> list[int]:

@@ -12,17 +12,20 @@ from cswe.report.evolution import draw_evolution
 from cswe.report.gather import Material, Run, colours_of
 from cswe.report.panels import Figure
 from cswe.report.slices import EXPLANATION, draw_slices, look_at
-from cswe.tokens import TokenStore
+from cswe.tokens import Manifest, TokenStore
 from cswe.tokens.errors import TokenStoreError
+from cswe.tokens.manifest import digest
 from cswe.training.cells import label_of
 from cswe.training.checkpoint import load, replace_text
 from cswe.training.choices import flat_choices
 from cswe.training.errors import UserError
+from cswe.training.origin import origin_of, same_origin
 from cswe.training.provenance import versions
 from cswe.training.table import CLEAR, Table
 from cswe.training.verdict import metric_name, verdict
 
 _LOOKED_AT = 2  # pools whose slices are drawn
+_LONGEST_NAME = 80  # of a figure's file, before what comes after it
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def build_page(
     colours = colours_of(material.results)
     chosen = _closely(material.runs, slices)
     one_a_pool = list({run.cell.pool: run for run in reversed(chosen)}.values())[::-1]
-    store, note = _open_store(material)
+    stores = Stores(material)
     sections = [Section("results", "Results", _lead(table), [draw_accuracy(table, colours)], _result_grid(table))]
     if differences := draw_differences(table, colours):
         against = label_of(table.baseline)
@@ -100,12 +103,12 @@ def build_page(
     if evolution := draw_evolution(one_a_pool, colours):
         lead = "What the slices did under the bound D ≤ ε + s, and without it."
         sections.append(Section("evolution", "SWGG, slack and dual variables", lead, [evolution]))
-    if looks := _slices(one_a_pool, store):
-        sections.append(Section("slices", "Slices", f"{EXPLANATION} {note}".strip(), looks))
+    if looks := _slices(one_a_pool, stores):
+        sections.append(Section("slices", "Slices", f"{EXPLANATION} {stores.note}".strip(), looks))
     return Page(
         title,
         verdict(table),
-        _facts(material, table, store),
+        _facts(material, table, stores.of(chosen[0])),
         sections,
         _choices(material.runs),
         _versions(material),
@@ -125,26 +128,60 @@ def _closely(runs: list[Run], slices: int | None) -> list[Run]:
     return [run for run in runs if run.cell.layer == layer and run.cell.slices in (None, slices)]
 
 
-def _open_store(material: Material) -> tuple[TokenStore | None, str]:
-    if material.store is None:
-        return None, "The profiles of classes need the tokens: give --store."
-    try:
-        return TokenStore(material.store, max(run.cell.layer for run in material.runs)), ""
-    except (TokenStoreError, ValueError, OSError) as error:
-        return None, f"The profiles of classes need the tokens, and the store cannot be read: {error}"
+class Stores:
+    """The tokens that runs were trained on, where they are known and can still be read."""
+
+    def __init__(self, material: Material) -> None:
+        self.note = ""
+        self._manifests: dict[Path, Manifest] = {}
+        self._open: dict[tuple[Path, int], TokenStore] = {}
+        if material.store is not None:
+            # Asked for: what is wrong with it must be said.
+            self._manifests[material.store] = manifest = Manifest.read(material.store)
+            if not any(same_origin(run.origin, origin_of(manifest)) for run in material.runs):
+                raise UserError(f"--store {material.store}: none of these runs was trained on these tokens")
+            return
+        for path in dict.fromkeys(material.noted_stores):
+            try:
+                self._manifests[path] = Manifest.read(path)
+            except (TokenStoreError, OSError) as error:
+                self._miss(str(error))
+
+    def of(self, run: Run) -> TokenStore | None:
+        """Return the tokens of a run; those of another store, though they might fit, would tell lies."""
+        for path, manifest in self._manifests.items():
+            if not same_origin(run.origin, origin_of(manifest)) or run.cell.layer not in manifest.spec.layers:
+                continue
+            where = path, run.cell.layer
+            try:
+                self._open[where] = self._open.get(where) or TokenStore(path, run.cell.layer)
+            except (TokenStoreError, ValueError, OSError) as error:
+                self._miss(str(error))
+                continue
+            return self._open[where]
+        self._miss(f"those of {run.label} are not known")
+        return None
+
+    def _miss(self, reason: str) -> None:
+        self.note = self.note or f"The profiles of classes need the tokens: give --store ({reason})."
 
 
-def _slices(runs: list[Run], store: TokenStore | None) -> list[Figure]:
+def _slices(runs: list[Run], stores: Stores) -> list[Figure]:
     figures: list[Figure] = []
     # One with the bound and one without it.
     families = {run.cell.pool.partition(":")[0]: run for run in reversed(runs)}
     for run in sorted(families.values(), key=lambda run: not run.cell.pool.startswith("cswe")):
         if run.model is None or run.cell.slices is None or len(figures) == _LOOKED_AT:
             continue
-        if seen := look_at(load(run.model), store):
-            name = run.cell.name.replace(".", "-")
-            figures.append(draw_slices(seen, name, f"{run.label}, seed {run.cell.seed}"))
+        if seen := look_at(load(run.model), stores.of(run)):
+            figures.append(draw_slices(seen, _file_name(run.cell.name), f"{run.label}, seed {run.cell.seed}"))
     return figures
+
+
+def _file_name(name: str) -> str:
+    """Make a name that any file system takes, and that stays the only one of its kind."""
+    plain = name.replace(".", "-")
+    return plain if len(plain) <= _LONGEST_NAME else f"{plain[:_LONGEST_NAME]}-{digest(plain)[:8]}"
 
 
 def _lead(table: Table) -> str:

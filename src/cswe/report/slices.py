@@ -62,14 +62,18 @@ def look_at(model: Model, store: TokenStore | None) -> Seen | None:
 
 @torch.no_grad()
 def slice_weights(model: Model, features: Tensor | None) -> Matrix | None:
-    """Return each slice's share of the spread of the head's first sum; features are what the head sees."""
+    """Return each slice's share of the spread of what the head adds up; features are what the head sees."""
     pool = model.pool
     assert isinstance(pool, SWEPool)
-    first = model.head if isinstance(model.head, nn.Linear) else model.head[0]  # type: ignore[index]
-    weight: Tensor = first.weight.double()
+    layers = [layer for layer in model.head.modules() if isinstance(layer, nn.Linear)]
+    weight: Tensor = layers[-1].weight.double()
+    if model.facts.task == "classification":
+        weight = weight - weight.mean(0)  # what all classes gain alike changes no answer
+    if len(layers) > 1:
+        # A hidden unit counts by what it can do to the answer.
+        weight = layers[0].weight.double() * weight.norm(dim=0).unsqueeze(1)
     spread = torch.ones(weight.shape[1]) if features is None else features.double().std(0)
-    # What all outputs gain alike changes no answer.
-    power = ((weight - weight.mean(0)) * spread).square().sum(0)
+    power = (weight * spread).square().sum(0)
     heads = max(1, pool.weightings)
     if isinstance(pool.readout, Statistics) or (isinstance(pool.readout, Moments) and pool.readout.means is not None):
         # All means, which some slices may not have, and then the rest.
@@ -173,7 +177,9 @@ def _profile(seen: Seen, number: int, name: str, limit: float) -> Panel:
     clear = [(*_rgb(BLUE), 1.0), (*_rgb(BLUE), 0.0), (*_rgb(AMBER), 0.0), (*_rgb(AMBER), 1.0)]
     _picture(axes, seen.profiles[number], _ramp("profile", clear, (0.0, 0.5, 0.5, 1.0)), -limit, limit, "σ")
     if classes <= 20:
-        axes.set_yticks(range(1, classes + 1), [text if len(text) <= 14 else f"{text[:13]}…" for text in seen.classes])
+        names = [text if len(text) <= 14 else f"{text[:13]}…" for text in seen.classes]
+        # A dollar is a dollar, and no formula.
+        axes.set_yticks(range(1, classes + 1), names, parse_math=False)
     else:
         axes.set_ylabel("class", fontsize=9)
     return Panel(f"slices-{name}-{MOMENTS[number]}", axes, f"{MOMENTS[number]} of every class along every slice")
