@@ -6,6 +6,7 @@ which has no such way, to plain torch.
 
 import datetime
 import platform
+import shlex
 import sys
 from collections.abc import Iterator
 from json import loads
@@ -17,6 +18,7 @@ import torch
 from cswe.bench import cells
 from cswe.bench.cells import Setting
 from cswe.bench.meter import available_bytes, measure
+from cswe.bench.tables import check_plot_place, lacking
 from cswe.bench.tables import markdown as as_markdown
 from cswe.bench.tables import plot as draw
 from cswe.training.checkpoint import write_json
@@ -41,20 +43,44 @@ def bench(
     json
         Write everything that was measured here, after every setting: what is broken off keeps what it has.
     plot
-        Draw the growth with N here.
+        Draw the growth with N here: a .png, .svg or .pdf file.
     markdown
-        Measure nothing: print the tables of this JSON file.
+        Measure nothing: print the tables of this JSON file, and draw its growth if ``plot`` is given.
     """
-    if markdown is not None:
-        print(as_markdown(_read(markdown)), end="")
-        return
+    if plot is not None:  # before the first figure: a place that cannot be drawn to should not cost any
+        check_plot_place(plot)
     report: dict[str, Any] = {}
-    for report in run(quick, _checked(device)):
-        if json is not None:
-            _write(json, report)
+    if markdown is not None:
+        _refuse_to_measure(quick, device, json)
+        report = _read(markdown)
+        if plot is not None and not report["growth"]:
+            raise ValueError(f"plot: {markdown} has no growth with N to draw, its run was broken off; leave --plot out")
+    else:
+        for report in run(quick, _checked(device), _command(quick, device, json, plot)):
+            if json is not None:
+                _write(json, report)
+    print(as_markdown(report), end="")  # before drawing: whatever happens there, the figures have been seen
     if plot is not None:
-        draw(report, plot)
-    print(as_markdown(report), end="")
+        _draw(plot, report)
+
+
+def _refuse_to_measure(quick: bool, device: str | None, json: Path | None) -> None:
+    given = {"--quick": quick, "--device": device is not None, "--json": json is not None}
+    if any(given.values()):
+        names = " and ".join(name for name, is_given in given.items() if is_given)
+        raise ValueError(
+            f"markdown: it prints the tables of a file and measures nothing; leave {names} out, or leave --markdown "
+            "out to measure"
+        )
+
+
+def _command(quick: bool, device: str | None, json: Path | None, plot: Path | None) -> str:
+    """Say how to measure this again; not from ``sys.argv``, which may be that of ``cswe bench`` or of any script."""
+    words = ["python", "-m", "cswe.bench", *(["--quick"] if quick else [])]
+    for name, value in (("--device", device), ("--json", json), ("--plot", plot)):
+        if value is not None:
+            words += [name, str(value)]
+    return shlex.join(words)
 
 
 def _checked(device: str | None) -> str:
@@ -74,9 +100,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"markdown: there is no file {path}; --json FILE writes one") from None
     except ValueError:
         raise ValueError(f"markdown: {path} is not JSON; give it what --json has written") from None
-    missing = [name for name in ("settings", "growth", "rivals") if not isinstance(report, dict) or name not in report]
-    if missing:
-        raise ValueError(f"markdown: {path} has no {', '.join(missing)}; give it what --json has written")
+    except OSError as error:
+        raise ValueError(
+            f"markdown: {path} cannot be read ({error.strerror}); give it what --json has written"
+        ) from None
+    if missing := lacking(report):
+        raise ValueError(f"markdown: {path} has no {missing}; give it what --json has written")
     return dict(report)
 
 
@@ -87,7 +116,14 @@ def _write(path: Path, report: dict[str, Any]) -> None:
         raise ValueError(f"json: {path} cannot be written ({error.strerror}); choose another place") from None
 
 
-def run(quick: bool, device: str) -> Iterator[dict[str, Any]]:
+def _draw(path: Path, report: dict[str, Any]) -> None:
+    try:
+        draw(report, path)
+    except OSError as error:
+        raise ValueError(f"plot: {path} cannot be written ({error.strerror}); choose another place") from None
+
+
+def run(quick: bool, device: str, command: str) -> Iterator[dict[str, Any]]:
     """Measure, saying on the way what is being measured; yield the report so far, as plain data, again and again."""
     seconds = 0.2 if quick else 1.0 if device == "cuda" else 2.0
     report: dict[str, Any] = {
@@ -95,7 +131,7 @@ def run(quick: bool, device: str) -> Iterator[dict[str, Any]]:
         "date": datetime.date.today().isoformat(),
         "versions": versions("POT", "fswlib"),
         "commit": commit(),
-        "command": " ".join(["python -m cswe.bench", *sys.argv[1:]]),
+        "command": command,
     }
     report |= {name: [] for name in ("settings", "lapsum", "growth", "rivals")}
     yield report  # before the first figure: a place that cannot be written to should not cost any

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
+from cswe._extras import MissingExtraError
 from cswe.bench import bench
 from cswe.bench.cells import Setting
 from cswe.bench.meter import measure_here
@@ -15,8 +17,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, short runs")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU, if there is one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the growth with N")
-    parser.add_argument("--markdown", type=Path, metavar="JSON", help="measure nothing, print the tables of a report")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the growth with N: .png, .svg, .pdf")
+    parser.add_argument("--markdown", type=Path, metavar="JSON", help="measure nothing, print (and draw) a report")
     parser.add_argument("--cell", help=argparse.SUPPRESS)  # one measurement in a process of its own
     arguments = parser.parse_args()
     if arguments.cell:
@@ -26,8 +28,12 @@ def main() -> None:
         return
     try:
         bench(arguments.quick, arguments.device, arguments.json, arguments.plot, arguments.markdown)
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        sys.stdout = None
     except ValueError as error:
         parser.error(str(error))
+    except (OSError, MissingExtraError) as error:  # not what was asked for: something failed on the way
+        parser.exit(1, f"{parser.prog}: {error}\n")
 
 
 if __name__ == "__main__":

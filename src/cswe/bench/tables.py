@@ -8,8 +8,26 @@ from typing import Any
 from cswe._extras import require
 
 Report = dict[str, Any]
+Kinds = dict[str, type | tuple[type, ...]]
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+NUMBER = (int, float)
+UNKNOWN = type(None)
+# What the tables and the plot use of a report, name by name, and its kind.
+REPORT: Kinds = {"settings": list, "growth": list, "rivals": list, "device": str, "commit": (str, UNKNOWN)}
+REPORT |= {"date": str, "versions": dict, "command": str}
+CELLS: dict[str, Kinds] = {
+    "settings": {"label": str, "ways": dict},
+    "lapsum": {"label": str, "ways": dict},
+    "growth": {"setting": dict, "ways": dict},
+    "rivals": {"operation": str, "rival": str, "label": str, "ours": dict, "theirs": dict},
+}
+SIZES: Kinds = {"batch": int, "tokens": int, "dim": int, "slices": int}
+RESULT: Kinds = {"ms": NUMBER, "peak_mib": (*NUMBER, UNKNOWN), "check": NUMBER}
 
 TIME = {"ms": "time"}
+OPERATIONS = {"hard": "hard SWGG", "moments": "embedding, L × 4 numbers"}
+RIVALS = {"pot": "POT, `emd_1d` in a loop", "fswlib": "fswlib, `FSWEmbedding`"}
 CAPTURED = (
     "*Captured*: the same, replayed from a CUDA graph, so that nothing waits for Python; both sides of a ratio are."
 )
@@ -46,6 +64,45 @@ def markdown(report: Report) -> str:
             ),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def lacking(report: Any) -> str:
+    """Say what a report lacks to be written as Markdown and drawn; nothing, if it lacks nothing."""
+    if missing := _missing(report, REPORT):
+        return missing
+    for part, kinds in CELLS.items():
+        cells = report.get(part, [])  # LapSum may be missing: reports from before there was a compiled way
+        if not isinstance(cells, list):
+            return part
+        for index, cell in enumerate(cells):
+            where = f"{part}[{index}]"
+            if missing := _missing(cell, kinds):
+                return f"{missing} in {where}"
+            if part == "growth" and (missing := _missing(cell["setting"], SIZES)):
+                return f"{missing} in {where}.setting"
+            results = cell["ways"] if "ways" in kinds else {side: cell[side] for side in ("ours", "theirs")}
+            for name, result in results.items():
+                is_skipped = isinstance(result, dict) and isinstance(result.get("skipped"), str)
+                if not is_skipped and (missing := _missing(result, RESULT)):
+                    return f"{missing} in {where}, {name}"
+    return ""
+
+
+def _missing(content: Any, kinds: Kinds) -> str:
+    """List the names that are not there, or are not of their kind."""
+    found = content if isinstance(content, dict) else {}
+    return ", ".join(name for name, kind in kinds.items() if name not in found or not isinstance(found[name], kind))
+
+
+def check_plot_place(path: Path) -> None:
+    """Raise if a plot could not be written here."""
+    if path.suffix.lower() not in PLOT_SUFFIXES:
+        raise ValueError(f"plot: expected a file that ends in {', '.join(PLOT_SUFFIXES)} but got {path}")
+    if path.is_dir():
+        raise ValueError(f"plot: {path} is a folder; give it the name of a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"plot: there is no folder {path.parent} to write {path.name} to; make it, or choose another")
+    require("matplotlib", extra="report")
 
 
 def plot(report: Report, path: Path) -> None:
@@ -144,17 +201,23 @@ def _rival(cell: Report) -> list[str]:
     if "skipped" in ours or "skipped" in theirs:
         return [cell["operation"], sizes, "", cell["rival"], ours.get("skipped") or theirs.get("skipped"), ""]
     return [
-        {"hard": "hard SWGG", "moments": "embedding, L × 4 numbers"}[cell["operation"]],
+        OPERATIONS.get(cell["operation"], cell["operation"]),
         sizes,
         _ms(ours["ms"]),
-        {"pot": "POT, `emd_1d` in a loop", "fswlib": "fswlib, `FSWEmbedding`"}[cell["rival"]],
+        RIVALS.get(cell["rival"], cell["rival"]),
         _ms(theirs["ms"]),
-        f"{theirs['ms'] / ours['ms']:.0f}×",
+        _times_better(theirs["ms"] / ours["ms"], decimals_above_ten=0),
     ]
 
 
 def _ratio(yardstick: float | None, value: float | None) -> str:
-    return f" ({yardstick / value:.1f}×)" if yardstick and value and value > 0 else ""
+    return f" ({_times_better(yardstick / value)})" if yardstick and value and value > 0 else ""
+
+
+def _times_better(ratio: float, decimals_above_ten: int = 1) -> str:
+    if ratio < 0.095:  # what one decimal would show as nothing
+        return f"{ratio:.1g}×"
+    return f"{ratio:.{1 if ratio < 9.95 else decimals_above_ten}f}×"
 
 
 def _ms(value: float) -> str:
