@@ -310,6 +310,7 @@ def test_what_is_unfinished_is_in_no_mean_beside_what_is_finished(digits, tmp_pa
     assert before == 2
     assert [result.error for result in row.results] == [None, "unfinished: 1 of 2 epochs", "no epoch was finished"]
     assert row.mean("validation", "top1").count == 1
+    assert row.note == "1 of 3 runs failed, 1 of 3 runs unfinished"
     # Alone it is looked at while it is under way.
     assert gather([part]).table().rows[0].mean("validation", "top1").count == 1
     # The same run, finished elsewhere, is the one that counts, in any order.

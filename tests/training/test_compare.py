@@ -1,9 +1,11 @@
 """A comparison: every cell once, whatever happens on the way; and tables that say what the cells say."""
 
+import csv
 import json
 import math
 import os
 import random
+import shlex
 import shutil
 from dataclasses import replace
 
@@ -14,7 +16,7 @@ from cswe.cli import main
 from cswe.tokens import Item, Manifest, TokenStore
 from cswe.training.cells import Cell, Plan, Result, read_results
 from cswe.training.choices import flat_choices, parse_choices, parse_pool
-from cswe.training.compare import compare
+from cswe.training.compare import compare, note_plan
 from cswe.training.errors import UserError
 from cswe.training.locking import Lock
 from cswe.training.recipe import Recipe
@@ -283,6 +285,30 @@ def test_the_command_prints_and_writes_tables(whole, digits, tmp_path, capsys):
     assert json.loads((copy / "compare.json").read_text())["command"].startswith("cswe compare ")
 
 
+def test_a_folder_that_grows_keeps_all_commands(tmp_path):
+    def note(*pools, baseline=None):
+        note_plan(tmp_path, tmp_path / "store", Plan(pools), baseline)
+        return json.loads((tmp_path / "compare.json").read_text())
+
+    first = note("mean", "swe")
+    assert first["commands"] == [first["command"]]
+    assert note("mean", "swe") == first
+    # As earlier versions wrote it.
+    (tmp_path / "compare.json").write_text(json.dumps({k: v for k, v in first.items() if k != "commands"}))
+    second = note("max")
+    assert second["baseline"] == "mean"
+    assert second["commands"] == [first["command"], second["command"]]
+    assert "--baseline" not in second["command"]  # in a new folder it would be refused: mean is not among its pools
+    third = note("max", "mean")
+    assert shlex.split(third["command"])[-2:] == ["--baseline", "mean"]  # which it would not take by itself
+    again = note("mean", "swe")
+    assert again["command"] == first["command"]
+    assert again["commands"] == third["commands"] == [*second["commands"], third["command"]]
+    fourth = note("max", "swe", baseline="swe")
+    assert fourth["baseline"] == "swe"
+    assert shlex.split(fourth["command"])[-2:] == ["--baseline", "swe"]
+
+
 def test_more_jobs_give_the_same_table(whole, digits, tmp_path, monkeypatch):
     _, results, _ = whole
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -328,6 +354,38 @@ def test_what_is_missing_or_no_number_is_shown_as_such():
     assert Table.of([]).markdown()
     with pytest.raises(UserError, match="metric: expected one of top1, top5"):
         Table.of(results, "top3")
+
+
+def test_the_task_is_that_of_a_run_that_did_not_fail():
+    failed = made({("mean", None): [0.5]}, error="no epoch was finished")
+    cell = Cell("swe", 0, 4, 0, Recipe())
+    whole = Result(cell, 8, {"test": {"r2": 0.25}}, {"task": "regression"})
+    assert Table.of([*failed, whole]).metric == "r2"
+    assert Table.of(failed).metric == "top1"
+
+
+def test_sizes_of_all_layers_are_shown():
+    results = []
+    for layer, sizes in {6: {"mean": 2, "swe": 0, "max": 0}, 12: {"mean": 5, "swe": 8, "max": 0}}.items():
+        for pool, size in sizes.items():
+            made_here = made({(pool, None): [0.5]}, layer=layer, error=None if size else "the loss became nan")
+            results += [replace(result, size=size) for result in made_here]
+    lines = Table.of(results).markdown().splitlines()[4:7]
+    assert [line.split("|")[3].strip() for line in lines] == ["2 / 5", "8", ""]
+
+
+def test_a_row_of_which_all_runs_failed_has_a_line_in_the_csv():
+    results = made({("mean", None): [0.5]}) + made({("swe", 4): [0.5, 0.6]}, error="the loss became nan")
+    head, *lines = csv.reader(Table.of(results).csv().splitlines())
+    assert len(lines) == 3 * 2 + 1
+    told = dict(zip(head, lines[-1], strict=True))
+    assert told == dict.fromkeys(head, "") | {
+        "pool": "swe",
+        "layer": "0",
+        "slices": "4",
+        "seeds": "0",
+        "failed": "2",
+    }
 
 
 def test_layers_stand_side_by_side():

@@ -215,6 +215,27 @@ def test_other_wrong_uses(trained, digits, tiny, tmp_path, capsys):
         assert "cswe train" in "".join(capsys.readouterr())  # and not the parser that looks for the recipe first
 
 
+def test_digits_that_are_no_number(trained, digits, tmp_path, capsys):
+    out = ["--out", tmp_path / "x.csv"]
+    for words in (["neighbors", trained, digits, "--query", "²"], ["explain", trained, digits, "--item", "²", *out]):
+        assert "item: expected an id or a position below 240 but got '²'" in error_of(capsys, 2, *words)
+    said = error_of(capsys, 2, "explain", trained, digits, "--item", "0", "--label", "²", *out)
+    assert "label: expected one of 0, 1" in said
+
+
+def test_an_unknown_suffix_is_told_before_a_folder_is_made(trained, digits, tmp_path, capsys):
+    said = error_of(capsys, 2, "explain", trained, digits, "--item", "0", "--out", tmp_path / "new" / "x.txt")
+    assert "ends in .csv, .png, .ply but got 'x.txt'" in said
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_no_sets_at_a_time(trained, digits, tmp_path, capsys, raw):
+    words = ["--out", tmp_path / "v.npy", "--batch-size", "0", "--quiet"]
+    said = error_of(capsys, 2, "embed", trained, "digits" if raw else digits, *words)
+    assert "batch_size: expected at least 1 but got 0" in said
+
+
 @pytest.mark.parametrize(
     ("part", "choice", "value", "said"),
     [

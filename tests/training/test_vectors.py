@@ -2,6 +2,7 @@
 
 import csv
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import cswe
 from cswe.cli import main
 from cswe.tokens import Item, TokenStore
 from cswe.training.embed import embed
-from cswe.training.explain import explain
+from cswe.training.explain import Explanation, explain, write_explanation
 from cswe.training.inputs import StoreInput, open_input
 from cswe.training.model import Facts, Model
 from cswe.training.neighbors import _least, nearest
@@ -23,6 +24,18 @@ def anonymous_memory():
     with open("/proc/self/status") as stream:
         lines = dict(line.split(":", 1) for line in stream)
     return int(lines["RssAnon"].split()[0]) * 1024
+
+
+@contextmanager
+def full_disk():
+    """Let every write to a file fail."""
+    resource = pytest.importorskip("resource", reason="needs limits of a process")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +107,27 @@ def test_an_interrupted_embedding_leaves_no_half_file(trained, digits, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         embed(model, Broken(TokenStore(digits)), tmp_path / "vectors.npy", batch_size=50)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+def test_a_full_disk_leaves_the_old_vectors(trained, digits, tmp_path, suffix):
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow", reason="needs the extra 'data'")
+    (tmp_path / f"vectors.{suffix}").write_text("old")
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        embed(cswe.load(trained), StoreInput(TokenStore(digits)), tmp_path / f"vectors.{suffix}")
+    assert [path.name for path in tmp_path.iterdir()] == [f"vectors.{suffix}"]
+    assert (tmp_path / f"vectors.{suffix}").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("out", "folder"), [("v.npy", "v.npy"), ("v.npy", "v.ids.txt"), ("v.parquet", "v.parquet"), ("v.h5", "v.h5")]
+)
+def test_a_folder_in_the_way_is_told_before_anything_is_computed(trained, tmp_path, out, folder):
+    (tmp_path / folder).mkdir()
+    with pytest.raises(ValueError, match=f"{folder} is a folder; choose another name"):
+        embed(cswe.load(trained), None, tmp_path / out)
+    assert [path.name for path in tmp_path.iterdir()] == [folder]
 
 
 @pytest.mark.parametrize("suffix", ["npy", "parquet", "h5"])
@@ -197,6 +231,19 @@ def test_explanations_of_a_point_set(trained, digits, tmp_path, capsys):
     assert len(lines) == lines.index("end_header") + 1 + len(rows)
     assert main(["explain", str(trained), "digits", "--item", "4", "--out", str(tmp_path / "four.png")]) == 2
     assert "expected images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["csv", "ply", "png"])
+def test_a_full_disk_leaves_the_old_explanation(tmp_path, suffix):
+    image = pytest.importorskip("PIL.Image", reason="needs the extra 'data'")
+    told = Explanation("x", "something", torch.ones(4), torch.ones(4, 2), image.new("RGB", (8, 8)), (2, 2))
+    out = tmp_path / f"four.{suffix}"
+    write_explanation(told, out)
+    before = out.read_bytes()
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        write_explanation(told, out)
+    assert list(tmp_path.iterdir()) == [out]
+    assert out.read_bytes() == before
 
 
 @pytest.mark.parametrize("normalization", ["none", "batch", "layer"])

@@ -15,7 +15,7 @@ from cswe.training.folder import RECIPE
 from cswe.training.logging import LOG, Record, read_lines
 from cswe.training.origin import noted_origin, same_origin
 from cswe.training.recipe import Recipe
-from cswe.training.table import Table
+from cswe.training.table import UNFINISHED, Table
 from cswe.training.task import check_metric, task_of
 
 RESULT = "result.json"
@@ -184,7 +184,7 @@ def _unfinished(recipe: Recipe, log: list[Record], best: dict[str, Any]) -> str 
     """Say how far a run got that has epochs left; one that was to stop early may have fewer."""
     epochs, patience = recipe.optimization.epochs, recipe.optimization.early_stop
     stopped = patience is not None and len(log) - int(best["epoch"]) >= patience
-    return None if stopped or len(log) >= epochs else f"unfinished: {len(log)} of {epochs} epochs"
+    return None if stopped or len(log) >= epochs else f"{UNFINISHED}: {len(log)} of {epochs} epochs"
 
 
 def _tell_apart(runs: list[Run]) -> list[Run]:

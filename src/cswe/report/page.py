@@ -21,7 +21,7 @@ from cswe.training.choices import flat_choices
 from cswe.training.errors import UserError
 from cswe.training.origin import origin_of, same_origin
 from cswe.training.provenance import versions
-from cswe.training.table import CLEAR, Table
+from cswe.training.table import CLEAR, UNFINISHED, Table
 from cswe.training.verdict import metric_name, verdict
 
 _LOOKED_AT = 2  # pools whose slices are drawn
@@ -185,7 +185,7 @@ def _file_name(name: str) -> str:
 
 
 def _lead(table: Table) -> str:
-    counts = sorted({len(row.results) for row in table.rows})
+    counts = sorted({len(row.whole) for row in table.rows if row.whole}) or [0]
     seeds = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
     plural = "seed" if seeds == "1" else "seeds"
     return f"{metric_name(table.metric).capitalize()} in percent, mean (standard deviation) over {seeds} {plural}."
@@ -235,8 +235,10 @@ def _difference_grid(table: Table) -> dict[str, Any]:
 def _facts(material: Material, table: Table, store: TokenStore | None) -> list[tuple[str, str]]:
     seconds = sum(result.facts.get("seconds", 0.0) for result in material.results)
     facts = [("Runs", f"{len(material.results)}")]
-    failed = sum(result.error is not None for result in material.results)
-    facts += [("Failed", f"{failed}")] if failed else []
+    errors = [result.error for result in material.results if result.error is not None]
+    unfinished = sum(error.startswith(UNFINISHED) for error in errors)
+    facts += [("Failed", f"{len(errors) - unfinished}")] if len(errors) > unfinished else []
+    facts += [("Unfinished", f"{unfinished}")] if unfinished else []
     facts.append(("Training", f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"))
     if store is not None:
         facts.append(("Sets", f"{len(store):,}"))

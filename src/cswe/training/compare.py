@@ -191,14 +191,24 @@ def compare(
 def note_plan(folder: Path, store: Path, plan: Plan, baseline: str | None, **options: bool) -> None:
     """Write down what is compared, for the tables, the report and whoever wants to run it again."""
     with locked(folder / LOCK):
-        pools = list(plan.pools)
+        pools, commands, named = list(plan.pools), [], baseline
         if (folder / PLAN).exists():
-            # A folder may grow: pools of an earlier plan keep their place.
+            # A folder may grow: pools of an earlier plan keep their place, and its command is needed to run it again.
             earlier = read_json(folder / PLAN)
             pools = [*earlier["pools"], *(pool for pool in pools if pool not in earlier["pools"])]
+            commands = earlier.get("commands", [earlier["command"]])  # earlier versions noted the last one alone
             baseline = baseline or earlier["baseline"]
-        command = plan.command(store, folder, baseline, **options)
-        content = {"store": str(store), "pools": pools, "baseline": baseline or pools[0], "command": command}
+            # The command must work in a new folder, too: a baseline taken over is named where it is among the command's
+            # own pools, and not the first of them, which it takes anyway.
+            named = named or (baseline if baseline in plan.pools[1:] else None)
+        command = plan.command(store, folder, named, **options)
+        content = {
+            "store": str(store),
+            "pools": pools,
+            "baseline": baseline or pools[0],
+            "command": command,
+            "commands": list(dict.fromkeys([*commands, command])),
+        }
         write_json(folder / PLAN, content)
 
 

@@ -1,7 +1,9 @@
 """Which tokens speak for an answer: tables, heat maps and coloured clouds."""
 
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO, StringIO
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from cswe.tokens.sources.base import Points
 from cswe.training.errors import UserError
 from cswe.training.inputs import RawInput, StoreInput
 from cswe.training.model import Model
+from cswe.training.outputs import check_out, written_aside
 
 
 @dataclass(frozen=True)
@@ -116,21 +119,17 @@ def position(sets: StoreInput | RawInput, item: str | int) -> int:
     text = str(item)
     if text in ids:
         return ids.index(text)
-    if text.isdigit() and int(text) < len(ids):
-        return int(text)
+    if (number := _number(text, len(ids))) is not None:
+        return number
     raise UserError(f"item: expected an id or a position below {len(ids)} but got {text!r}; ids look like {ids[0]!r}")
 
 
 def write_explanation(told: Explanation, out: Path) -> None:
     """Write an explanation: ``.csv`` for anything, ``.png`` for images, ``.ply`` for clouds in space."""
-    if out.suffix == ".csv":
-        _write_table(told, out)
-    elif out.suffix == ".png":
-        _write_heat_map(told, out)
-    elif out.suffix == ".ply":
-        _write_cloud(told, out)
-    else:
-        raise UserError(f"out: expected a name that ends in .csv, .png or .ply but got {out.name!r}")
+    check_out(out, EXPLANATIONS)
+    content = EXPLANATIONS[out.suffix](told)
+    with written_aside(out) as aside:
+        aside.write_bytes(content)
 
 
 def _normalized(normalization: nn.Module, vector: Tensor) -> Tensor:
@@ -150,12 +149,18 @@ def _fetch(sets: StoreInput | RawInput, index: int) -> tuple[Batch, str, Any]:
     return next(iter(batches)), sets.store.ids[index], None
 
 
+def _number(text: str, count: int) -> int | None:
+    """Read a number below a count; digits that `int` does not take, a superscript say, are none."""
+    number = int(text) if text.isascii() and text.isdecimal() else count
+    return number if number < count else None
+
+
 def _answer(model: Model, label: str) -> int:
     names = model.facts.labels.names
     if label in names:
         return names.index(label)
-    if label.isdigit() and int(label) < model.facts.outputs:
-        return int(label)
+    if (number := _number(label, model.facts.outputs)) is not None:
+        return number
     known = ", ".join(names[:10]) or f"0 to {model.facts.outputs - 1}"
     raise UserError(f"label: expected one of {known} but got {label!r}")
 
@@ -179,8 +184,8 @@ def _as_seen(backbone: VisionBackbone, image: Any, patches: int) -> tuple[Any, t
     return seen, (rows, patches // rows)
 
 
-def _write_table(told: Explanation, out: Path) -> None:
-    """Write a row a token: position, residue or coordinates where they are known, share."""
+def _table(told: Explanation) -> bytes:
+    """Return a row a token: position, residue or coordinates where they are known, share."""
     residues = "".join(told.raw.split()) if isinstance(told.raw, str) else None
     points = told.raw.points if isinstance(told.raw, Points) else None
     if points is None and told.tokens.shape[1] <= 3:
@@ -193,25 +198,28 @@ def _write_table(told: Explanation, out: Path) -> None:
     elif points is not None:
         columns |= {axis: points[:, number] for number, axis in zip(range(points.shape[1]), "xyz", strict=False)}
     columns["share"] = [f"{share:.6g}" for share in told.shares.tolist()]
-    with out.open("w", encoding="utf-8", newline="") as stream:
-        table = csv.writer(stream)
-        table.writerow(columns)
-        table.writerows(zip(*columns.values(), strict=True))
+    stream = StringIO(newline="")
+    table = csv.writer(stream)
+    table.writerow(columns)
+    table.writerows(zip(*columns.values(), strict=True))
+    return stream.getvalue().encode()
 
 
-def _write_heat_map(told: Explanation, out: Path) -> None:
-    """Lay the shares over the image."""
+def _heat_map(told: Explanation) -> bytes:
+    """Return the image with the shares over it."""
     if told.grid is None:
         raise UserError("out: expected images for a .png but these are none; write a .csv or .ply")
     image = require("PIL.Image", "data")
     red, green, blue = _colours(told.shares)
     small = np.stack([red, green, blue], axis=1).reshape(*told.grid, 3)
     heat = image.fromarray(small).resize(told.raw.size, image.Resampling.BILINEAR)
-    image.blend(told.raw.convert("RGB"), heat, 0.5).save(out)
+    stream = BytesIO()
+    image.blend(told.raw.convert("RGB"), heat, 0.5).save(stream, "PNG")
+    return stream.getvalue()
 
 
-def _write_cloud(told: Explanation, out: Path) -> None:
-    """Write the points with their shares as colours: any viewer of clouds shows it."""
+def _cloud(told: Explanation) -> bytes:
+    """Return the points with their shares as colours: any viewer of clouds shows it."""
     points = told.raw.points if isinstance(told.raw, Points) else told.tokens.numpy()
     if points.shape[1] not in (2, 3):
         raise UserError(
@@ -226,7 +234,7 @@ def _write_cloud(told: Explanation, out: Path) -> None:
         f"{x:.6g} {y:.6g} {z:.6g} {red} {green} {blue} {share:.6g}"
         for (x, y, z), red, green, blue, share in zip(flat, *_colours(told.shares), told.shares.tolist(), strict=True)
     ]
-    out.write_text("\n".join([*header, *rows]) + "\n", encoding="utf-8")
+    return ("\n".join([*header, *rows]) + "\n").encode()
 
 
 def _colours(shares: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
@@ -235,3 +243,7 @@ def _colours(shares: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint
     rest = np.round(255 * (1 - np.abs(scaled))).astype(np.uint8)
     full = np.full_like(rest, 255)
     return np.where(scaled >= 0, full, rest), rest, np.where(scaled >= 0, rest, full)
+
+
+# What a file becomes, by its suffix.
+EXPLANATIONS: dict[str, Callable[[Explanation], bytes]] = {".csv": _table, ".png": _heat_map, ".ply": _cloud}

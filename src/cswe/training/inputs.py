@@ -67,6 +67,8 @@ class RawInput:
 
     def batches(self, batch_size: int, device: torch.device) -> Iterator[tuple[Batch, list[str]]]:
         """Yield batches; items are encoded in the groups of an extraction, so that tokens are the same to the bit."""
+        if batch_size < 1:
+            raise UserError(f"batch_size: expected at least 1 but got {batch_size}")
         group = self.backbone.group
         waiting: list[_Encoded] = []
         with closing(self._encode([(at, min(at + group, len(self))) for at in range(0, len(self), group)])) as stream:

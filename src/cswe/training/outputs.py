@@ -1,8 +1,8 @@
 """Vectors on their way to a file, a block at a time: .npy, .parquet or .h5."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -26,39 +26,48 @@ class VectorWriter(Protocol):
         """Finish the file."""
 
 
-def open_writer(file: Path, size: int) -> "AsideWriter":
+def check_out(file: Path, suffixes: Iterable[str]) -> None:
+    """Raise an error if a file cannot be written under its name, before anything is computed for it."""
+    if file.suffix not in suffixes:
+        raise UserError(f"out: expected a name that ends in {', '.join(suffixes)} but got {file.name!r}")
+    for place in _parts(file):
+        if place.is_dir():
+            raise UserError(f"out: expected a file to write but {place} is a folder; choose another name")
+
+
+@contextmanager
+def written_aside(file: Path) -> Iterator[Path]:
+    """Lend another name to write under, and put the file in place when all went well; otherwise nothing is left of it.
+
+    The ids that go with a .npy come along.
+    """
+    aside = file.with_name(f"{file.stem}.partial{file.suffix}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield aside
+        for part, place in zip(_parts(aside), _parts(file), strict=True):
+            part.replace(place)
+    finally:
+        for part in _parts(aside):
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_writer(file: Path, size: int) -> Iterator[VectorWriter]:
     """Open a file for vectors of a given length; its suffix says what it becomes."""
-    if file.suffix not in SUFFIXES:
-        raise UserError(f"out: expected a name that ends in {', '.join(SUFFIXES)} but got {file.name!r}")
-    return AsideWriter(file, size)
-
-
-class AsideWriter:
-    """Writes under another name, and puts the file in place when all went well."""
-
-    def __init__(self, file: Path, size: int) -> None:
-        self._file, self._size = file, size
-        self._aside = file.with_name(f"{file.stem}.partial{file.suffix}")
-
-    def __enter__(self) -> VectorWriter:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._writer = WRITERS[self._file.suffix](self._aside, self._size)
-        return self._writer
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.close()
-        for aside, file in ((self._aside, self._file), (ids_file(self._aside), ids_file(self._file))):
-            if kind is not None:
-                aside.unlink(missing_ok=True)
-            elif aside.exists():
-                aside.replace(file)
+    check_out(file, SUFFIXES)
+    with written_aside(file) as aside, closing(WRITERS[file.suffix](aside, size)) as writer:
+        yield writer
 
 
 def ids_file(file: Path) -> Path:
     """Name the text file with one id a line that goes with a .npy."""
     return file.with_suffix(".ids.txt")
+
+
+def _parts(file: Path) -> list[Path]:
+    """List a file, and what goes with it."""
+    return [file, ids_file(file)] if file.suffix == ".npy" else [file]
 
 
 def _rows(size: int) -> int:
@@ -92,10 +101,9 @@ class NpyWriter:
 
     def close(self) -> None:
         """Fill in the number of rows."""
-        self._stream.seek(0)
-        self._header()
-        self._stream.close()
-        self._ids.close()
+        with self._stream, self._ids:  # closed even if the disk is full
+            self._stream.seek(0)
+            self._header()
 
 
 class ParquetWriter:
@@ -129,8 +137,8 @@ class ParquetWriter:
 
     def close(self) -> None:
         """Write what is left."""
-        self._flush()
-        self._writer.close()
+        with closing(self._writer):  # even if the disk is full
+            self._flush()
 
 
 class H5Writer:

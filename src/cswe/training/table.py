@@ -86,6 +86,9 @@ class Mean:
         return text if math.isnan(spread) else f"{text} ({100 * spread:.2f})"
 
 
+UNFINISHED = "unfinished"  # how the error of a run begins that may yet be gone on with
+
+
 @dataclass(frozen=True)
 class Row:
     """All seeds of a pool with a number of slices at a layer."""
@@ -113,8 +116,10 @@ class Row:
     @property
     def note(self) -> str:
         """What must be said beside the numbers."""
-        failed = len(self.results) - len(self.whole)
-        return f"{failed} of {len(self.results)} runs failed" if failed else ""
+        errors = [result.error for result in self.results if result.error is not None]
+        unfinished = sum(error.startswith(UNFINISHED) for error in errors)
+        counts = {"failed": len(errors) - unfinished, UNFINISHED: unfinished}
+        return ", ".join(f"{count} of {len(self.results)} runs {what}" for what, count in counts.items() if count)
 
     def mean(self, split: str, metric: str) -> Mean:
         """Average a score over seeds."""
@@ -167,7 +172,8 @@ class Table:
         for result in results:
             groups.setdefault((result.cell.pool, result.cell.layer, result.cell.slices), []).append(result)
         rows = tuple(Row(*key, tuple(group)) for key, group in groups.items())
-        tasks = [result.facts["task"] for result in results]
+        # A run that failed may not know its task, and is noted with one nevertheless: whole ones are asked first.
+        tasks = [result.facts["task"] for result in sorted(results, key=lambda result: result.error is not None)]
         chosen = metric or (CHOSEN_BY[tasks[0]] if tasks else "top1")
         known = {name: None for result in results for scores in result.scores.values() for name in scores}
         if known:
@@ -223,11 +229,13 @@ class Table:
             known = [row for row in rows.values() if row is not None]
             notes = sorted({row.note for row in known if row.note})
             name = label_of(pool) + (f" ({'; '.join(notes)})" if notes else "")
-            cells = [name, "" if slices is None else str(slices), str(known[0].size or "")]
+            # Layers of different width give embeddings of different length.
+            sizes = dict.fromkeys(str(row.size) for row in known if row.size)
+            cells = [name, "" if slices is None else str(slices), " / ".join(sizes)]
             for row in rows.values():
                 cells += ["–" if row is None else row.mean(split, self.metric).text() for split in splits]
             lines.append(cells)
-        seeds = sorted({len(row.results) for row in self.rows})
+        seeds = sorted({len(row.whole) for row in self.rows if row.whole})
         count = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))) if seeds else "no"
         title = f"{self.metric} in percent, mean (standard deviation) over {count} seeds"
         text = f"{title}\n\n{grid(head, lines)}"
@@ -254,17 +262,23 @@ class Table:
         return f"{title} (standard error); clear: {CLEAR}\n\n{grid(head, lines)}"
 
     def csv(self) -> str:
-        """Return every score of every row: one line each, with mean, deviation and number of seeds."""
+        """Return every score of every row: one line each, with mean, deviation and number of seeds.
+
+        A row of which all runs failed has no score, and a line that says so.
+        """
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["pool", "layer", "slices", "size", "split", "metric", "mean", "std", "seeds", "failed"])
         for row in self.rows:
+            lead = [row.pool, row.layer, "" if row.slices is None else row.slices, row.size]
+            failed = len(row.results) - len(row.whole)
             for split in SPLITS:
                 known = {name: None for result in row.whole for name in result.scores.get(split, {})}
                 for metric in known:
                     mean = row.mean(split, metric)
-                    lead = [row.pool, row.layer, "" if row.slices is None else row.slices, row.size, split, metric]
-                    writer.writerow([*lead, mean.mean, mean.std, mean.count, len(row.results) - len(row.whole)])
+                    writer.writerow([*lead, split, metric, mean.mean, mean.std, mean.count, failed])
+            if not row.whole:
+                writer.writerow([*lead, "", "", "", "", 0, failed])
         return stream.getvalue()
 
     def differences_csv(self) -> str:

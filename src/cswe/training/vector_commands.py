@@ -14,10 +14,11 @@ from cswe.training.data import open_store
 from cswe.training.embed import embed as write_vectors
 from cswe.training.embed import embed_blocks
 from cswe.training.errors import UserError
+from cswe.training.explain import EXPLANATIONS, position, write_explanation
 from cswe.training.explain import explain as share_out
-from cswe.training.explain import position, write_explanation
 from cswe.training.inputs import StoreInput, open_input
 from cswe.training.neighbors import Metric, nearest
+from cswe.training.outputs import check_out
 from cswe.training.parallel import default_device
 
 
@@ -178,11 +179,11 @@ def explain(
     device
         Where the backbone runs.
     """
+    check_out(out, EXPLANATIONS)
     where = None if device is None else str(default_device(device))
     trained = load(model)
     sets = open_input(input, trained.facts, format=format, backbone=backbone, device=where)
     told = share_out(trained, sets, item, label=label, slice=slice)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_explanation(told, out)
     first = told.shares.argsort(descending=True)[:3].tolist()
     most = ", ".join(f"{place + 1} ({told.shares[place]:.3g})" for place in first)
