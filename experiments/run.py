@@ -54,6 +54,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="say what would be run, and run nothing")
     parser.add_argument("--work", type=Path, help="folder for locks and runs; best in memory")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
+    parser.add_argument(
+        "--beside",
+        type=int,
+        default=0,
+        metavar="JOBS",
+        help="processes of other such commands that train on the same device, noted with every result",
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell that would not end by then")
     parser.add_argument(
         "--pause",
@@ -68,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     if chosen.jobs < 1:
         parser.error(f"--jobs: expected at least 1 but got {chosen.jobs}")
+    if chosen.beside < 0:
+        parser.error(f"--beside: expected at least 0 but got {chosen.beside}")
     if chosen.rehearse and chosen.again:
         parser.error("a rehearsal cannot be held against results: choose --rehearse or --again")
     if chosen.rehearse and chosen.out.resolve() == RESULTS.resolve():
@@ -120,6 +129,7 @@ def _run(chosen: argparse.Namespace, work: Path, device: torch.device, words: li
         chosen.again,
         tuple(chosen.remake),
         chosen.pause,
+        chosen.beside,
         lambda line: print(line, flush=True),
     )
     if chosen.list:

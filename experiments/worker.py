@@ -74,6 +74,8 @@ class Worker:
     pause
         Begin long cells that will not be through by `until`, too, and break them off then: a worker with the same
         `work` goes on with them.
+    beside
+        How many processes of other commands share the device.
     tell
         Told a line about every cell.
     """
@@ -94,6 +96,7 @@ class Worker:
     again: bool = False
     remake: tuple[str, ...] = ()
     pause: bool = False
+    beside: int = 0
     tell: Callable[[str], None] = print
     failed: list[str] = field(default_factory=list)
 
@@ -106,7 +109,7 @@ class Worker:
         self._absent: set[str] = set()
         self._patient_until = time.monotonic() + _GRACE
         # Cells take longer than they would alone; how much longer is learned.
-        self._slowdown = max(1.0, self.jobs / 3)
+        self._slowdown = max(1.0, (self.jobs + self.beside) / 3)
 
     def run(self) -> int:
         """Work; return the number of cells done."""
@@ -308,7 +311,7 @@ class Worker:
         facts: dict[str, Any] = {
             **result.facts,
             "wall": wall,
-            "processes": self.jobs,
+            "processes": self.jobs + self.beside,
             "deterministic": self.deterministic,
             "command": self.command,
         }

@@ -81,7 +81,7 @@ def made_at(monkeypatch):
 
 
 def test_every_cell_once_and_what_it_was_made_with(work, tmp_path):
-    worker, told = work(study(neighbors=True), command="python -m experiments.run small", jobs=3)
+    worker, told = work(study(neighbors=True), command="python -m experiments.run small", jobs=3, beside=4)
     assert worker.run() == 4
     found = read_study(tmp_path / "out", "small")
     assert len(found) == 4
@@ -90,6 +90,7 @@ def test_every_cell_once_and_what_it_was_made_with(work, tmp_path):
         assert "nearest" in result.scores["test"]
         for name in ("seconds", "wall", "memory", "machine", "versions", "commit", "command", "processes"):
             assert name in result.facts
+        assert result.facts["processes"] == 7  # those of other commands slow it down as much
     assert sum("expected" in line for line in told) == 4
     assert not list((tmp_path / "work" / "runs").glob("*/*"))
     again, told = work(study(neighbors=True))

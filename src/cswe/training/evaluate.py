@@ -92,7 +92,8 @@ def exact_swgg(model: Model, batches: Batches) -> list[float] | None:
     if not isinstance(pool, SWEPool) or pool.reference is None:
         return None
     items = batches.items[:_SWGG_ITEMS]
-    batch = next(iter(batches.store.batches(len(items), indices=items, shuffle=False))).to(batches.device)
+    # Among the tokens that are held already: read anew, they would take longer than what is computed of them.
+    batch = next(iter(batches.narrowed(items, len(items))))
     masses = batch.weights if model.facts.recipe.bounding.weighted_bound else None
     values: list[float] = SWGGBound(pool, bound=1.0).hard(batch.tokens, batch.mask, masses).tolist()
     return values
