@@ -60,7 +60,14 @@ def main(arguments: list[str] | None = None) -> None:
             (("mean:epochs=80", "mean", GREY), ("cls:epochs=80", "CLS", TEAL)),
         ),
         "proteins-slices": _against_slices(
-            results, [("proteins-table", PROTEIN_LAYER)], _PROTEINS, [("top1", "accuracy")]
+            results,
+            [("proteins-table", PROTEIN_LAYER)],
+            _PROTEINS,
+            [("top1", "accuracy")],
+            (
+                (with_choices("mean", LITERAL), "mean, 32 × 50", GREY),
+                (with_choices("cls", LITERAL), "CLS, 32 × 50", TEAL),
+            ),
         ),
         "points-slices": _against_slices(
             results,

@@ -27,6 +27,7 @@ POOLS = {
     "gap": Named("mean", "mean (GAP)"),
     "cls": Named("cls", "CLS"),
     "swe": Named("swe", "SWE"),
+    "swe-fixed": Named("swe:train_slices=no", "SWE, slices as drawn"),
     "cswe": Named("cswe", "C-SWE"),
     "attention-1": Named("attention:queries=1", "attention, 1 query"),
     "attention-3": Named("attention:queries=3", "attention, 3 queries"),

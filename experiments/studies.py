@@ -118,14 +118,14 @@ def _matching(_: Chosen) -> list[Entry]:
     # Why is SWE so much better here than in the paper? As public code matches, and as we would list displacements.
     plan = Plan(("swe:order=argsort", "swe:order=rank"), (128,), layers=LAYERS, recipe="images", choices=THIRTY)
     # On a sample, slices that do not learn fitted training and test set less, as the paper's SWE does: on all?
-    fixed = replace(plan, pools=("swe:train_slices=no",), seeds=1)
+    fixed = replace(plan, pools=(POOLS["swe-fixed"].text,), seeds=1)
     return [*_seeds(plan, (5, 11, 11), "images"), Entry(fixed, 3, "images")]
 
 
 def _temperature(_: Chosen) -> list[Entry]:
     # A bound just below the unconstrained level, and a sort soft enough that its slope is more than noise.
-    pools = ("cswe:bound=26,temperature=1", "cswe:bound=26,temperature=10")
-    return [Entry(Plan(pools, (32,), 1, layers=(12,), recipe="images", choices=THIRTY), 10, "images")]
+    pools = ("cswe:bound=26", "cswe:bound=26,temperature=1", "cswe:bound=26,temperature=10")
+    return _seeds(Plan(pools, (32,), layers=(12,), recipe="images", choices=THIRTY), (4, 4, 4), "images")
 
 
 def _rival(key: str, layers: tuple[int, ...], choices: tuple[str, ...], text: str | None = None) -> Plan:

@@ -7,8 +7,9 @@ still to run, ``{{score STUDY POOL LAYER L}}`` for a mean over seeds and ``{{gai
 difference seed by seed, with its standard error: of test accuracy, balanced on points, or of METRIC, if the study is
 named ``STUDY:METRIC``, and on another split, if it is named ``STUDY:METRIC@SPLIT``. L is left out for poolings
 that have no slices, or one number of them; a second L is the rival's. Poolings are named as in `experiments.pools`;
-``:80`` after a name: its runs of 80 epochs. What stands between ``{{if STUDY}}`` and ``{{end}}`` is left out while that
-study has no results; ``{{if STUDY:TEXT}}``: none with this in their name. No number of ours is written by hand.
+``:80`` after a name: its runs of 80 epochs; ``STUDY/`` before it: its runs in another study. What stands between
+``{{if STUDY}}`` and ``{{end}}`` is left out while that study has no results; ``{{if STUDY:TEXT}}``: none with this in
+their name. No number of ours is written by hand.
 """
 
 import argparse
@@ -115,6 +116,8 @@ def render(template: str, results: Results) -> str:
         return match.group(2) if any(text in name for name in read_study(results.folder, study)) else ""
 
     def row(study: str, name: str, layer: str, slices: list[str]) -> Row | None:
+        if "/" in name:
+            study, _, name = name.partition("/")
         key, _, epochs = name.partition(":")
         named = POINT_LAYERS[int(layer)][key] if study.startswith("points") else POOLS[key]
         text = with_choices(named.text, f"epochs={epochs}") if epochs else named.text

@@ -85,6 +85,9 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     assert gain_text(*rows) == "**+1.33 ± 0.17**"
     # Four times its error: by chance alone three seeds say so in one case of twenty.
     assert render("{{gain images-tuned weighted attention-5 9}}", results).endswith("\n+1.33 ± 0.33")
+    add(tmp_path, "images-table1", rival.text, 9, None, [0.60, 0.61, 0.61])
+    other = render("{{gain images-tuned weighted images-table1/attention-5 9}}", Results(tmp_path))
+    assert other.endswith("**+10.33 ± 0.33**")
     assert gain_text(rows[0], None) == "–"
     assert mean_text(rows[0], metric="nearest") == "–"
     text = render("{{score images-tuned weighted 12}}, {{gain images-tuned weighted attention-5 12}}", results)
