@@ -6,7 +6,8 @@ from pathlib import Path
 from cswe.tokens import Manifest, TokenStore
 from cswe.training.recipe import Recipe
 
-_STEP = 0.006  # what a step costs at least: the host prepares it
+_STEP = 0.006  # what a step along slices costs at least: the host prepares it
+_PLAIN_STEP = 0.002  # and one without any
 _BOUND_STEP = 0.006  # and what a bound adds to that
 _BOUND = 0.0027 / 1e9  # a relaxed SWGG, for each of B·N·L·d numbers
 _SORT = 0.2 / 1e9  # sorting and what comes after it, for each of B·N·L numbers and each weighting
@@ -47,7 +48,7 @@ def expected_seconds(recipe: Recipe, layer: int, sizes: Sizes) -> float:
         items = min(items, choice.labels_per_class * max(1, sizes.classes))
     kept = recipe.regularization.keep_tokens
     numbers = min(choice.batch_size, items) * sizes.length * kept * pooling.slices
-    step = _STEP
+    step = _PLAIN_STEP if pooling.pool in ("mean", "max", "cls", "attention") else _STEP
     if pooling.pool in ("swe", "cswe", "moments"):
         step += _SORT * numbers * (1 + pooling.weightings)
     if pooling.pool == "cswe":

@@ -225,7 +225,7 @@ def _proteins(_: Chosen) -> list[Entry]:
         ("cls", "mean", "swe", "cswe"), (1, 4, 16, 64), layers=(PROTEIN_LAYER,), recipe="proteins", choices=EIGHTFOLD
     )
     literal = _to_the_letter(short)
-    return [*_seeds(short, (1, 3, 3, 4, 4), "proteins"), *_seeds(literal, (5, 7, 8, 9, 10), "proteins")]
+    return [*_seeds(short, (1, 3, 3, 4, 4), "proteins"), *_seeds(literal, (5, 7, 7, 7, 7), "proteins")]
 
 
 _TWENTY = ("epochs=20", "batch_size=256")

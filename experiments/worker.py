@@ -218,14 +218,13 @@ class Worker:
         short = False
         self._absent = set()
         for task in sorted(missing, key=self._priority):
-            sizes = _sizes(self.stores / task.store)
-            if sizes is None:
+            if _sizes(self.stores / task.store) is None:
                 if time.monotonic() < self._patient_until or is_being_made(self.stores, task.store):
                     waiting = f"waiting for {self.stores / task.store}"
                 else:
                     self._absent.add(task.store)
                 continue
-            expected = expected_seconds(task.cell.recipe, task.cell.layer, sizes)
+            expected = self._expected(task)
             if time.monotonic() + self._needed(task, expected) > self.until:
                 short = True
                 continue
@@ -259,7 +258,10 @@ class Worker:
         return self.work / "runs" / task.study.name / task.cell.name
 
     def _priority(self, task: Task) -> tuple[Any, ...]:
-        """Own family first, then by wave; within a wave the tokens that are at hand, or that others have not."""
+        """Own family first, then by wave; within a wave the tokens that are at hand, or that others have not.
+
+        Of those the longest first: begun last, it would keep one process busy when all others have nothing left.
+        """
         home = _HOMES[self.number % len(_HOMES)]
         here = self._shelf is not None and self._shelf[:2] == (task.store, task.cell.layer)
         return (
@@ -267,7 +269,13 @@ class Worker:
             task.wave,
             not here,
             (task.cell.layer // 3 - self.number) % 3,
+            -self._expected(task),
         )
+
+    def _expected(self, task: Task) -> float:
+        """Return the seconds that a cell should take alone; 0 while its store is not there."""
+        sizes = _sizes(self.stores / task.store)
+        return 0.0 if sizes is None else expected_seconds(task.cell.recipe, task.cell.layer, sizes)
 
     def _do(self, task: Task, expected: float) -> int:
         run = self._run(task)

@@ -163,6 +163,13 @@ def test_waves_are_done_in_order_and_at_home_first(work, monkeypatch):
     assert order == ["soon", "soon", "late", "late", "away"]
 
 
+def test_of_one_wave_the_longest_are_begun_first(work):
+    worker, told = work(study())
+    worker.run()
+    pools = [line.split(": ")[1].split(",")[0] for line in told if "expected" in line]
+    assert pools == ["SWE", "SWE", "GAP", "GAP"]
+
+
 def test_only_some_cells(work, tmp_path):
     assert work(study(), only=("swe", "nothing"))[0].run() == 2
     assert {result.cell.pool for result in read_study(tmp_path / "out", "small").values()} == {"swe"}
