@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from cswe.training.table import grid
+from experiments.image_tables import papers_three_here
 from experiments.lookup import NOTHING, Results, mean_text
 from experiments.paper import best_texts
-from experiments.pools import RAW, RAW_POOLS
+from experiments.pools import RAW, RAW_POOLS, with_choices
+from experiments.studies import LITERAL
 from experiments.tuning import LAYERS, PROTEIN_LAYER
 
 README = Path(__file__).parent.parent / "README.md"
@@ -34,6 +36,11 @@ def headline(results: Results) -> str:
         scores = [*(mean_text(row) for row in found), near, mean_text(other)]
         lines.append([label, *scores, mean_text(raw), mean_text(raw, metric="balanced")])
     lines.append(["the paper's best", *best_texts(LAYERS), *[NOTHING] * 4])
+    here = [mean_text(row) for row in papers_three_here(results)]
+    swe = results.row("proteins-table", with_choices("swe", LITERAL), PROTEIN_LAYER, 64)
+    raw = results.row("points-table", "swe", RAW, RAW_SLICES)
+    scores = [mean_text(swe), mean_text(raw), mean_text(raw, metric="balanced")]
+    lines.append(["the same here, by its recipe (mean, SWE, C-SWE; SWE, L = 64)", *here, NOTHING, *scores])
     return grid(head, lines)
 
 

@@ -102,6 +102,7 @@ def slices_table(results: Results) -> str:
 def map_table(results: Results) -> str:
     """Give the learned map M → 1: as many numbers as slices."""
     head = ["Layer", "Pooling", "Size", "Seeds", "Train", "Validation", "Test", "C-SWE − SWE", "against GAP"]
+    head += ["Time", "Memory"]
     lines = []
     for layer in LAYERS:
         gap, _ = longest(results, "gap", layer)
@@ -112,44 +113,57 @@ def map_table(results: Results) -> str:
             scores = [mean_text(row, split) for split in TABLE1_SPLITS]
             twins = gain_text(bounded, plain) if row is bounded else ""
             against = "" if row is gap else gain_text(row, gap)
-            lines.append([str(layer), label, size_text(row), count_text(row), *scores, twins, against])
+            own = [seconds_text(row), memory_text(row)]
+            lines.append([str(layer), label, size_text(row), count_text(row), *scores, twins, against, *own])
     return grid(head, lines)
 
 
 def matching_table(results: Results) -> str:
     """Hold ranks against what public code gathers by, and against displacements listed by rank."""
-    head = ["Layer", "Displacements", "Seeds", "Train", "Validation", "Test", "against the paper's form"]
+    head = ["Layer", "Displacements", "Epochs", "Seeds", "Train", "Validation", "Test", "against the paper's form"]
+    head += ["Time", "Memory"]
     lines = []
     for layer in LAYERS:
-        plain = results.row("images-table1", "swe", layer, 128)
-        for label, row in (
-            ("by reference point (the paper)", plain),
-            ("by argsort (public code)", results.row("images-matching", "swe:order=argsort", layer, 128)),
-            ("by rank", results.row("images-matching", "swe:order=rank", layer, 128)),
-            ("by reference point, slices as drawn", results.named("images-matching", "swe-fixed", layer)),
+        plain, long = (results.row("images-table1", pool, layer, 128) for pool in ("swe", "swe:epochs=80"))
+        for label, epochs, row, own in (
+            ("by reference point (the paper)", 30, plain, plain),
+            ("by argsort (public code)", 30, results.named("images-matching", "swe-argsort", layer), plain),
+            ("by rank", 30, results.row("images-matching", "swe:order=rank", layer, 128), plain),
+            ("by reference point, slices as drawn", 30, results.named("images-matching", "swe-fixed", layer), plain),
+            ("by reference point (the paper)", 80, long, long),
+            (
+                "by argsort (public code)",
+                80,
+                results.row("images-matching", with_choices(POOLS["swe-argsort"].text, "epochs=80"), layer, 128),
+                long,
+            ),
         ):
             if row is not None:
                 scores = [mean_text(row, split) for split in TABLE1_SPLITS]
-                difference = "" if row is plain else gain_text(row, plain)
-                lines.append([str(layer), label, count_text(row), *scores, difference])
+                difference = "" if row is own else gain_text(row, own)
+                cost = [seconds_text(row), memory_text(row)]
+                lines.append([str(layer), label, str(epochs), count_text(row), *scores, difference, *cost])
     return grid(head, lines)
 
 
 def temperature_table(results: Results) -> str:
     """Compare the paper's temperature with softer ones."""
-    head = ["ε", "τ", "Seeds", "Train", "Test", "against SWE"]
+    head = ["ε", "τ", "Seeds", "Train", "Test", "against SWE", "Time", "Memory"]
     plain = results.row("images-slices", "swe", 12, 32)
-    lines = [["no bound", "", count_text(plain), mean_text(plain, "train"), mean_text(plain), ""]]
+    lines = []
     for bound, temperature, study, pool in (
+        ("no bound", "", "images-slices", "swe"),
         ("21 (paper)", "0.01 (paper)", "images-slices", "cswe"),
+        ("21 (paper)", "1", "images-temperature", "cswe:temperature=1"),
+        ("21 (paper)", "10", "images-temperature", "cswe:temperature=10"),
         ("26", "0.01 (paper)", "images-temperature", "cswe:bound=26"),
         ("26", "1", "images-temperature", "cswe:bound=26,temperature=1"),
         ("26", "10", "images-temperature", "cswe:bound=26,temperature=10"),
     ):
         if (row := results.row(study, pool, 12, 32)) is None:
             continue
-        scores = [mean_text(row, "train"), mean_text(row)]
-        lines.append([bound, temperature, count_text(row), *scores, gain_text(row, plain)])
+        scores = [mean_text(row, "train"), mean_text(row), "" if row is plain else gain_text(row, plain)]
+        lines.append([bound, temperature, count_text(row), *scores, seconds_text(row), memory_text(row)])
     return grid(head, lines)
 
 
@@ -165,51 +179,54 @@ def tuned_table(results: Results) -> str:
         cells = [POOLS[key].label, size_text(last), count_text(last), *map(mean_text, rows)]
         lines.append([*cells, seconds_text(last), memory_text(last)])
     lines.append(["paper, best of its three", "", "3", *best_texts(LAYERS), "", ""])
+    lines.append(["the same three here, by its recipe", "", "3", *map(mean_text, papers_three_here(results)), "", ""])
+    mapped = [results.row("images-map", "swe", layer) for layer in LAYERS]
+    lines.append(["SWE, M → 1 here, by its recipe", "128", count_text(mapped[-1]), *map(mean_text, mapped), "", ""])
     return grid(head, lines)
 
 
-def _against(
-    results: Results, study: str, keys: tuple[str, ...], rivals: tuple[str, ...], layers: tuple[int, ...]
-) -> str:
-    head = ["Pooling", *(f"Layer {layer}: − {POOLS[rival].label}" for layer in layers for rival in rivals)]
+def papers_three_here(results: Results) -> list[Row | None]:
+    """Return the best of the paper's mean, SWE and C-SWE as they came out here, by its own recipe, at every layer."""
+    pools = ("mean:epochs=80", "swe", "cswe:epochs=80")
+    rows = [[results.row("images-table1", pool, layer) for pool in pools] for layer in LAYERS]
+    return [max(filter(None, found), key=lambda row: row.mean("test", "top1").mean, default=None) for found in rows]
+
+
+def _against(results: Results, study: str, keys: tuple[str, ...], rivals: tuple[str, ...], metric: str = "top1") -> str:
+    head = ["Pooling", *(f"Layer {layer}: − {POOLS[rival].label}" for layer in LAYERS for rival in rivals)]
     lines = []
     for key in keys:
-        rows = {layer: results.named(study, key, layer) for layer in layers}
+        rows = {layer: results.named(study, key, layer) for layer in LAYERS}
         if not any(rows.values()):
             continue
         cells = [POOLS[key].label]
         for layer, row in rows.items():
             for rival in rivals:
                 other = results.named(study, rival, layer)
-                cells.append("" if rival == key else gain_text(row, other))
+                cells.append("" if rival == key else gain_text(row, other, metric=metric))
         lines.append(cells)
     return grid(head, lines)
 
 
 def tuned_differences(results: Results) -> str:
     """Differences to attention pooling and to attentive statistics."""
-    return _against(results, "images-tuned", IMAGE_RIVALS, _YARDSTICKS, LAYERS)
+    return _against(results, "images-tuned", IMAGE_RIVALS, _YARDSTICKS)
+
+
+def nearest_differences(results: Results) -> str:
+    """Differences of the vectors by themselves."""
+    return _against(results, "images-tuned", IMAGE_RIVALS, _YARDSTICKS, "nearest")
 
 
 def nearest_table(results: Results) -> str:
     """Judge vectors by themselves, by the class of the nearest training image."""
-    head = [
-        "Pooling",
-        "Seeds",
-        *(f"Layer {layer}" for layer in LAYERS),
-        "Layer 12: − attention",
-        "− attentive statistics",
-    ]
+    head = ["Pooling", "Seeds", *(f"Layer {layer}" for layer in LAYERS)]
     lines = []
     for key in IMAGE_RIVALS:
         rows = [results.named("images-tuned", key, layer) for layer in LAYERS]
         if not any(rows):
             continue
-        cells = [POOLS[key].label, count_text(rows[-1]), *(mean_text(row, metric="nearest") for row in rows)]
-        for rival in _YARDSTICKS:
-            other = results.named("images-tuned", rival, 12)
-            cells.append("" if rival == key else gain_text(rows[-1], other, metric="nearest"))
-        lines.append(cells)
+        lines.append([POOLS[key].label, count_text(rows[-1]), *(mean_text(row, metric="nearest") for row in rows)])
     return grid(head, lines)
 
 
@@ -217,6 +234,7 @@ def few_table(results: Results) -> str:
     """One, five and twenty labels a class."""
     head = ["Pooling", "Seeds", *(f"{count} a class" for count in FEW)]
     head += [f"{count}: − {name}" for count in FEW for name in ("attention", "statistics")]
+    head += ["Time, 20 a class", "Memory"]
     lines = []
     for key in FEW_RIVALS:
         rows = {count: _few_row(results, key, count) for count in FEW}
@@ -226,7 +244,7 @@ def few_table(results: Results) -> str:
         for count, row in rows.items():
             for rival in _YARDSTICKS:
                 cells.append("" if rival == key else gain_text(row, _few_row(results, rival, count)))
-        lines.append(cells)
+        lines.append([*cells, seconds_text(rows[20]), memory_text(rows[20])])
     return grid(head, lines)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Container
 from pathlib import Path
+from statistics import median
 
 from cswe.training.table import Mean, Row, Table, grid
 from experiments.pools import POOLS
@@ -83,10 +84,10 @@ def rates_text(row: Row | None) -> str:
 
 
 def seconds_text(row: Row | None) -> str:
-    """Print the mean time of a run."""
+    """Print the median time of a run: one that had to wait for others would say little in a mean."""
     if row is None:
         return NOTHING
-    return f"{sum(result.facts['seconds'] for result in row.whole) / len(row.whole):.0f} s"
+    return f"{median(result.facts['seconds'] for result in row.whole):.0f} s"
 
 
 def memory_text(row: Row | None) -> str:

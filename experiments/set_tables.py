@@ -13,7 +13,7 @@ from experiments.lookup import (
     seconds_text,
     size_text,
 )
-from experiments.paper import PROTEINS_RESOURCES, TABLE1_SPLITS
+from experiments.paper import POINTS_RESOURCES, PROTEINS_RESOURCES, TABLE1_SPLITS
 from experiments.pools import NORMED, POINT_LAYERS, POOLS, PROTEIN_RIVALS, RAW, TOKENS, with_choices
 from experiments.studies import LITERAL, POINT_SLICES
 from experiments.tuning import PROTEIN_LAYER, PROTEINS
@@ -27,7 +27,7 @@ def proteins_table(results: Results) -> str:
 
     def line(slices: str, label: str, how: str, row: Row, difference: str) -> list[str]:
         scores = [mean_text(row, split) for split in TABLE1_SPLITS]
-        own = [seconds_text(row), memory_text(row), paper]
+        own = [seconds_text(row), memory_text(row), "" if label == "mean" else paper]
         return [slices, label, how, size_text(row), count_text(row), *scores, difference, *own]
 
     lines = []
@@ -83,19 +83,26 @@ def _points(results: Results, layer: int) -> str:
     apart = "attention-directions" in pools
     rivals = ("attention-directions", "statistics-directions") if apart else ("attention-1", "statistics")
     told = " by direction" if apart else ""
-    head = ["Pooling", "L", "Size", "Seeds", "Rates", "Accuracy", "Balanced"]
-    head += [f"Balanced − attention{told}", f"− statistics{told}", "Time"]
+    head = ["Pooling", "L", "Size", "Seeds", "Rates"]
+    for metric in ("Accuracy", "Balanced"):
+        head += [metric, f"− attention{told}", f"− statistics{told}"]
+    head += ["Time", "Memory", *(["paper's run"] if layer == TOKENS else [])]
     lines = []
     for key, named in pools.items():
         for slices in POINT_SLICES[layer] if has_slices(named.text) else (None,):
             if (row := row_of(key, slices)) is None:
                 continue
             cells = [named.label, "" if slices is None else str(slices), size_text(row), count_text(row)]
-            cells += [rates_text(row), mean_text(row), mean_text(row, metric="balanced")]
-            for rival in rivals:
-                other = row_of(rival, slices or 16)
-                cells.append("" if rival == key else gain_text(row, other, metric="balanced"))
-            lines.append([*cells, seconds_text(row)])
+            cells.append(rates_text(row))
+            for metric in ("top1", "balanced"):
+                cells.append(mean_text(row, metric=metric))
+                for rival in rivals:
+                    other = row_of(rival, slices or 16)
+                    cells.append("" if rival == key else gain_text(row, other, metric=metric))
+            cells += [seconds_text(row), memory_text(row)]
+            if layer == TOKENS:
+                cells.append(", ".join(POINTS_RESOURCES) if key in ("gap", "swe", "cswe") else "")
+            lines.append(cells)
     return grid(head, lines)
 
 

@@ -6,10 +6,11 @@ In the template ``{{table NAME}}`` and ``{{figure NAME}}`` stand for what their 
 still to run, ``{{score STUDY POOL LAYER L}}`` for a mean over seeds and ``{{gain STUDY POOL RIVAL LAYER L}}`` for a
 difference seed by seed, with its standard error: of test accuracy, balanced on points, or of METRIC, if the study is
 named ``STUDY:METRIC``, and on another split, if it is named ``STUDY:METRIC@SPLIT``. L is left out for poolings
-that have no slices, or one number of them; a second L is the rival's. Poolings are named as in `experiments.pools`;
-``:80`` after a name: its runs of 80 epochs; ``STUDY/`` before it: its runs in another study. What stands between
-``{{if STUDY}}`` and ``{{end}}`` is left out while that study has no results; ``{{if STUDY:TEXT}}``: none with this in
-their name. No number of ours is written by hand.
+that have no slices, or one number of them; a second L is the rival's, and so is a second layer, as in ``6:5``.
+Poolings are named as in `experiments.pools`; ``:80`` after a name: its runs of 80 epochs, or of 80 labels a class in
+`images-few`; ``STUDY/`` before it: its runs in another study. What stands between ``{{if STUDY}}`` and ``{{end}}`` is
+left out while that study has no results; ``{{if STUDY:TEXT}}``: none with this in their name. No number of ours is
+written by hand.
 """
 
 import argparse
@@ -79,6 +80,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "images-tuned": image_tables.tuned_table,
     "images-tuned-differences": image_tables.tuned_differences,
     "images-nearest": image_tables.nearest_table,
+    "images-nearest-differences": image_tables.nearest_differences,
     "images-shapes": image_tables.shapes_table,
     "images-longer": image_tables.longer_table,
     "images-few": image_tables.few_table,
@@ -118,9 +120,10 @@ def render(template: str, results: Results) -> str:
     def row(study: str, name: str, layer: str, slices: list[str]) -> Row | None:
         if "/" in name:
             study, _, name = name.partition("/")
-        key, _, epochs = name.partition(":")
+        key, _, count = name.partition(":")
         named = POINT_LAYERS[int(layer)][key] if study.startswith("points") else POOLS[key]
-        text = with_choices(named.text, f"epochs={epochs}") if epochs else named.text
+        counted = "labels_per_class" if study == "images-few" else "epochs"
+        text = with_choices(named.text, f"{counted}={count}") if count else named.text
         return results.row(study, text, int(layer), int(slices[0]) if slices else named.slices)
 
     def fill(match: re.Match[str]) -> str:
@@ -139,8 +142,9 @@ def render(template: str, results: Results) -> str:
             if kind == "score":
                 key, layer, *slices = words
                 return mean_text(row(study, key, layer, slices), split or "test", metric)
-            key, rival, layer, *slices = words
-            other = row(study, rival, layer, slices[1:] or slices)
+            key, rival, layers, *slices = words
+            layer, _, rivals_layer = layers.partition(":")
+            other = row(study, rival, rivals_layer or layer, slices[1:] or slices)
             return gain_text(row(study, key, layer, slices), other, split or "test", metric)
         raise ValueError(f"{TEMPLATE.name}: expected table, figure, progress, score or gain but got {match.group(0)!r}")
 
