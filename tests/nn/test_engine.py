@@ -236,6 +236,15 @@ class TestConstraints:
         alone, beside = (cswe.PrimalDual(self.bounds(pool), lr=0.1) for _ in range(2))
         beside.lagrangian(pool(tokens[:0]).sum(), tokens[:0]).backward()
         assert all(parameter.grad is None or not parameter.grad.any() for parameter in pool.parameters())
+        for bound in self.bounds(pool):
+            # Processes exchange gradients: they must all have one of the same parameters.
+            reached = [
+                [slope is not None for slope in torch.autograd.grad(
+                    bound(sets).sum(), [pool.slicer.weight, pool.reference], allow_unused=True
+                )]
+                for sets in (tokens, tokens[:0])
+            ]  # fmt: skip
+            assert reached[0] == reached[1], bound
         for duals in (alone, beside):
             duals.lagrangian(pool(tokens).sum(), tokens).backward()
             duals.step()

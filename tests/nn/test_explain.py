@@ -121,6 +121,14 @@ def test_in_mixed_precision_and_in_inference_mode():
             assert explain_tokens(other, tokens + 20, mask.clone(), target=torch.ones(4)).shape == (3, 9)
 
 
+def test_a_compiled_pool_is_the_pool():
+    tokens, mask, _ = (part.float() if part.is_floating_point() else part for part in sets())
+    pool = SWEPool(4, 5)
+    assert torch.equal(
+        explain_tokens(torch.compile(pool, backend="eager"), tokens, mask), explain_tokens(pool, tokens, mask)
+    )
+
+
 def test_what_is_no_tensor_is_refused():
     with pytest.raises(TypeError, match=r"expected target to be a torch\.Tensor but got list"):
         SWEPool(4, 5).explain(sets()[0].float(), target=[1.0] * 10)

@@ -89,6 +89,34 @@ def test_a_deviation_far_from_the_origin():
             assert not torch.autograd.grad(deviation.sum(), same)[0].any()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        MeanPool(6),
+        SWEPool(6, 5),
+        SWEPool(6, 5).init_from,
+        cswe.SWGGBound(SWEPool(6, 5, 4), 1.0),
+        cswe.SWGGBound(SWEPool(6, 5, 4), 1.0).hard,
+        cswe.MinSlicedWasserstein(SWEPool(6, 5, 4), 1.0),
+    ],
+)
+def test_what_is_no_tensor_is_refused(call):
+    for wrong in (None, np.zeros((2, 3, 6))):
+        with pytest.raises(TypeError, match=r"expected tokens to be a torch\.Tensor but got (NoneType|ndarray)"):
+            call(wrong)
+
+
+def test_tokens_that_are_the_reference():
+    """Nothing is to be moved, and the plan is that of costs that are all the same."""
+    pool = WassersteinPool(2, points=3)
+    with torch.no_grad():
+        pool.reference.zero_()
+    tokens = torch.zeros(2, 4, 2, requires_grad=True)
+    vectors = pool(tokens)
+    assert not vectors.any()
+    assert torch.isfinite(torch.autograd.grad(vectors.sum(), tokens)[0]).all()
+
+
 @pytest.mark.parametrize("make", [PMAPool, lambda d: WassersteinPool(d, 4), MeanPool, lambda d: SWEPool(d, 5)])
 def test_no_set_at_all(make):
     assert make(8)(torch.randn(0, 7, 8), torch.ones(0, 7, dtype=torch.bool)).shape[0] == 0

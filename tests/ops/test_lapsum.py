@@ -241,6 +241,23 @@ def test_the_smallest_temperatures_are_the_hard_sort(alpha):
     assert (LapSum(alpha)(values) @ values).tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_the_dense_form_of_points_far_apart(differentiated):
+    """Between them a threshold has neither a slope nor a residual but rounding."""
+    values = 100.0 * torch.arange(10, dtype=DOUBLE) + draw(0, 10)
+    sort = LapSum(1.0)(values.requires_grad_(differentiated))
+    torch.testing.assert_close(sort.dense(), sort @ torch.eye(10, dtype=DOUBLE), rtol=0, atol=1e-12)
+
+
+def test_in_inference_mode():
+    values, w = draw(0, 6), draw(1, 6, 2)
+    expected = [each @ w for each in (LapSum(0.7)(values), LapSum(0.7)(values).T)]
+    with torch.inference_mode():
+        sort = LapSum(0.7)(values.clone())
+        for product, known in zip((sort @ w.clone(), sort.T @ w.clone()), expected, strict=True):
+            assert torch.equal(product, known)
+
+
 def test_the_dense_form_has_second_derivatives():
     values, w = draw(0, 6).requires_grad_(), draw(1, 6, 2).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x, w: LapSum(0.7)(x).dense() @ w, (values, w))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from cswe.nn._door import enter, result_dtype
-from cswe.nn.ragged import Sets, is_ragged, map_groups, without_mask
+from cswe.nn.ragged import Sets, as_padded, is_ragged, map_groups, without_mask
 from cswe.nn.token_weights import TokenWeights
 from cswe.ops._inputs import measure_weights, whole, without_autocast, working_dtype
 
@@ -38,7 +38,7 @@ class Pool(nn.Module):
         """
         if is_ragged(tokens):
             return map_groups(self, without_mask(tokens, mask), weights)
-        assert isinstance(tokens, Tensor)
+        tokens = as_padded(tokens)
         vector = self._enter_and_pool(tokens, mask, weights)
         return vector.to(result_dtype(tokens, next(self.parameters(), tokens)))
 

@@ -10,7 +10,7 @@ from cswe.constrained import Fraction
 from cswe.constrained.bound import as_bound
 from cswe.nn._door import enter
 from cswe.nn.pool import SWEPool
-from cswe.nn.ragged import Sets, all_values, batch_size, is_ragged, map_groups, without_mask
+from cswe.nn.ragged import Sets, all_values, as_padded, batch_size, is_ragged, map_groups, without_mask
 from cswe.ops import LapSum, SoftSort, swgg, wasserstein_1d
 from cswe.ops._inputs import measure_weights, without_autocast, working_dtype
 from cswe.ops.measure import root
@@ -95,7 +95,7 @@ class SWGGBound:
         self, tokens: Sets, mask: Tensor | None, weights: Tensor | None, relaxation: SoftSort | LapSum | None
     ) -> Tensor:
         if batch_size(tokens) == 0:
-            return _of_nobody(self.pool)
+            return _of_nobody(self.pool, self.wrt)
         distances = self._distances(tokens, mask, weights, relaxation)
         if not self.per_sample:
             return distances.mean(0)
@@ -127,7 +127,7 @@ class SWGGBound:
                 without_mask(tokens, mask),
                 weights,
             )
-        assert isinstance(tokens, Tensor)
+        tokens = as_padded(tokens)
         pool, reference = self.pool, self.pool.reference
         assert reference is not None
         reference_points = reference.detach() if self.wrt == "slices" else reference
@@ -230,10 +230,10 @@ class MinSlicedWasserstein:
     def __call__(self, tokens: Sets, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Give minus the distance along every slice, averaged over the batch, ``(L,)``."""
         if batch_size(tokens) == 0:
-            return _of_nobody(self.pool)
+            return _of_nobody(self.pool, self.wrt)
         if is_ragged(tokens):
             return -map_groups(self._distances, without_mask(tokens, mask), weights).mean(0)
-        assert isinstance(tokens, Tensor)
+        tokens = as_padded(tokens)
         return -self._distances(tokens, mask, weights).mean(0)
 
     def _distances(self, tokens: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
@@ -261,6 +261,12 @@ def _checked(pool: object, name: str, *, reference: bool) -> SWEPool:
     return inner
 
 
-def _of_nobody(pool: SWEPool) -> Tensor:
-    """Give the values of a batch without samples, ``(L,)``: zeros that can be differentiated, and count for nothing."""
-    return pool.slicer.weight.sum(-1) * 0.0
+def _of_nobody(pool: SWEPool, wrt: Literal["both", "slices"]) -> Tensor:
+    """Give the values of a batch without samples, ``(L,)``: zeros that can be differentiated, and count for nothing.
+
+    By all that a batch with samples would be: other processes wait for a gradient of each parameter.
+    """
+    nothing = pool.slicer.weight.sum(-1) * 0.0
+    if wrt == "slices" or pool.reference is None:
+        return nothing
+    return nothing + pool.reference.sum() * 0.0

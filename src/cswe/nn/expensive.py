@@ -124,6 +124,7 @@ class WassersteinPool(Pool):
         # Set by set: a vector must not depend on what else is in the batch.
         total = torch.where(present.unsqueeze(-1), costs.detach(), 0.0).sum((1, 2))
         scale = self.blur * total / (present.sum(-1) * self.points)
+        scale = torch.where(scale > 0, scale, 1.0)  # 0 where all tokens lie on all reference points
         kernel = -costs / scale.reshape(-1, 1, 1)
         log_cols = -torch.log(torch.tensor(float(self.points), dtype=tokens.dtype, device=tokens.device))
         f, g = torch.zeros_like(log_rows), torch.zeros_like(costs[:, 0])

@@ -1,16 +1,13 @@
 """Which tokens a pooled vector comes from."""
 
 from dataclasses import replace
-from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from cswe.nn.pool import SWEPool
 from cswe.nn.projected import ProjectedSets
-from cswe.ops._inputs import check_floating, check_points, without_autocast
-
-_Given = TypeVar("_Given")
+from cswe.ops._inputs import check_floating, check_points, usable, without_autocast
 
 
 @torch.inference_mode(False)
@@ -60,7 +57,7 @@ def explain_slices(
     True
     """
     check_points(tokens, "tokens", (3,), width=pool.dim)
-    tokens, mask, weights, target = _usable(tokens), _usable(mask), _usable(weights), _usable(target)
+    tokens, mask, weights, target = usable(tokens), usable(mask), usable(weights), usable(target)
     with torch.no_grad():
         sets = pool.project(tokens, mask, weights)
         centre = ProjectedSets.means(sets).mean(1).unsqueeze(-1)  # (B, L, 1)
@@ -104,10 +101,11 @@ def explain_tokens(
     >>> explain_tokens(MeanPool(2), torch.tensor([[[1.0, 0.0], [3.0, 0.0]]]), target=torch.tensor([1.0, 0.0]))
     tensor([[0.5000, 1.5000]])
     """
+    pool = getattr(pool, "_orig_mod", pool)  # out of torch.compile
     if isinstance(pool, SWEPool):
         return explain_slices(pool, tokens, mask, weights, target).sum(1)
     check_points(tokens, "tokens", (3,))
-    mask, weights, target = _usable(mask), _usable(weights), _usable(target)
+    mask, weights, target = usable(mask), usable(weights), usable(target)
     with torch.enable_grad():
         leaf = tokens.detach().clone().requires_grad_()
         vector = pool(leaf, mask, weights)
@@ -116,13 +114,6 @@ def explain_tokens(
     if mask is not None:
         shares = torch.where(mask.bool(), shares, 0.0)
     return shares.detach()
-
-
-def _usable(given: _Given) -> _Given:
-    """Give a tensor that may take part in a gradient: one made in inference mode may not, but a copy may."""
-    if isinstance(given, Tensor) and given.is_inference():
-        return cast(_Given, given.clone())
-    return given
 
 
 def _checked(target: Tensor | None, vector: Tensor) -> Tensor:

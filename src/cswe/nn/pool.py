@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cswe.nn._door import check_sets, enter, result_dtype
 from cswe.nn.projected import ProjectedSets, uniform_or_given
-from cswe.nn.ragged import Sets, all_values, is_ragged, map_groups, without_mask
+from cswe.nn.ragged import Sets, all_values, as_padded, is_ragged, map_groups, without_mask
 from cswe.nn.readouts import Readout, make_readout
 from cswe.nn.slicer import Initialisation, Slicer
 from cswe.nn.statistics import TokenStatistics, principal_start
@@ -152,7 +152,7 @@ class SWEPool(nn.Module):
         """
         if is_ragged(tokens):
             tokens, mask = all_values(without_mask(tokens, mask)).unsqueeze(0), None
-        assert isinstance(tokens, Tensor)
+        tokens = as_padded(tokens)
         values, valid, _ = enter(tokens, mask, None, self.dim, torch.float64)
         flat = values.reshape(-1, self.dim) if valid is None else values[valid]
         if self.statistics is not None:
@@ -230,7 +230,7 @@ class SWEPool(nn.Module):
         """
         if is_ragged(tokens):
             return map_groups(self, without_mask(tokens, mask), weights)
-        assert isinstance(tokens, Tensor)
+        tokens = as_padded(tokens)
         vector = self.read(self.project(tokens, mask, weights))
         return vector.to(result_dtype(tokens, self.slicer.weight))
 

@@ -5,7 +5,7 @@ does not make all others long.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -37,9 +37,15 @@ def is_ragged(tokens: object) -> bool:
 
 def batch_size(tokens: Sets) -> int:
     """Give the number of sets."""
-    if isinstance(tokens, Tensor):
-        return int(tokens.size(0))
-    return int(tokens[1].numel()) - 1
+    if is_ragged(tokens) and not isinstance(tokens, Tensor):
+        return int(tokens[1].numel()) - 1
+    return int(as_padded(tokens).size(0))
+
+
+def as_padded(tokens: Sets) -> Tensor:
+    """Give padded tokens, or a nested tensor, back, or raise: they came as nothing that is known."""
+    check_floating(tokens, "tokens")
+    return cast(Tensor, tokens)
 
 
 def without_mask(tokens: Sets, mask: Tensor | None) -> Sets:

@@ -9,7 +9,7 @@ place.
 import operator
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from cswe.ops._transforms import is_transforming
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
+_Given = TypeVar("_Given")
 
 
 def without_autocast(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
@@ -84,13 +85,21 @@ def check_points(points: object, name: str, ranks: tuple[int, ...], width: int |
     """Raise unless ``points`` is a floating tensor ``(…, N, d)`` with N ≥ 1, of an allowed rank and width."""
     check_floating(points, name)
     assert isinstance(points, Tensor)  # narrows the type; check_floating has raised otherwise
-    letters = {2: "(N, {})", 3: "(B, N, {})"}
-    expected = " or ".join(letters[rank].format("d" if width is None else width) for rank in ranks)
     shape = tuple(points.shape)
     if points.ndim not in ranks or (width is not None and points.shape[-1] != width):
+        # Words are found only here: torch.compile has none for a width that is a symbol.
+        letters = {2: "(N, {})", 3: "(B, N, {})"}
+        expected = " or ".join(letters[rank].format("d" if width is None else width) for rank in ranks)
         raise ValueError(f"expected {name} of shape {expected} but got {shape}")
     if points.shape[-2] == 0 or points.shape[-1] == 0:
         raise ValueError(f"expected at least one point of at least one dimension in {name} but got {shape}")
+
+
+def usable(given: _Given) -> _Given:
+    """Give a tensor that may take part in a gradient: one made in inference mode may not, but a copy may."""
+    if isinstance(given, Tensor) and given.is_inference():
+        return cast(_Given, given.clone())
+    return given
 
 
 def check_finite(tensor: Tensor, name: str, where: str = "") -> None:

@@ -91,9 +91,10 @@ def rank_coupling(n: int | Tensor, m: int | Tensor, device: torch.device | str |
 
 def couple_masses(n: int | Tensor, m: int | Tensor, device: torch.device | str | None = None) -> RankCoupling:
     """Couple likewise, without a look at the weights."""
-    if not isinstance(n, Tensor) and not isinstance(m, Tensor):
-        return _uniform(n, m, device)
-    where = next(given.device for given in (n, m) if isinstance(given, Tensor))
+    where = next((given.device for given in (n, m) if isinstance(given, Tensor)), device)
+    # While torch.compile traces, counts may be symbols, of which there is no greatest common divisor.
+    if not isinstance(n, Tensor) and not isinstance(m, Tensor) and (n == m or not torch.compiler.is_compiling()):
+        return _uniform(n, m, where)
     left, right = (
         cumulative(given)
         if isinstance(given, Tensor)

@@ -148,11 +148,15 @@ class _FirstDerivative(torch.autograd.Function):
         raise NotImplementedError(ctx.message)
 
 
+DENSE = 'cswe.backend("dense")'
+"""What has second derivatives where a caller holds no operator."""
+
+
 def refuse_second_derivative(
     grads: tuple[Tensor, ...],
     depends_on: tuple[Tensor, ...],
     what: str,
-    instead: str = "the operator's dense() form",
+    instead: str = f"{DENSE} or the operator's dense() form",
 ) -> tuple[Tensor, ...]:
     """Pass gradients on, such that differentiating them again is an error instead of silently wrong."""
     if not torch.is_grad_enabled():  # no graph is being built of this backward pass

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cswe.ops._inputs import usable
 from cswe.ops._transforms import is_transforming
 from cswe.ops.laplace import CHUNK, decay, refuse_second_derivative
 from cswe.ops.sorting import SortOperator, _checked, _put, _take, sort_with_padding_last
@@ -187,12 +188,16 @@ def couple_densely(points: Tensor, values: Tensor, mass: Tensor, levels: Tensor)
 def _dense(points: Tensor, mass: Tensor, levels: Tensor) -> Tensor:
     """Write P̃ out, ``(…, K, N)``, columns in rank order."""
     edges, column = thresholds(points.detach(), mass, levels), mass.unsqueeze(-2)
-    # Newton steps from the solution change nothing, and let torch differentiate the implicit thresholds: the error of
-    # one is of second order in a change of the points, that of two of fourth.
-    for _ in range(2):
+    given = (points, mass, levels)
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    # Newton steps from the solution let torch differentiate the implicit thresholds: the error of one is of second
+    # order in a change of the points, that of two of fourth. They must not change anything else: between points far
+    # apart both residual and slope are rounding, and their quotient anything.
+    for _ in range(2 if differentiated or is_transforming() else 0):
         distance = edges.unsqueeze(-1) - points.unsqueeze(-2)
         slope = (column * torch.exp(-distance.abs()) / 2).sum(-1)
         residual = (column * laplace_cdf(distance)).sum(-1) - levels
+        residual = residual - residual.detach()
         moves = slope > 1e-100  # far from all points a threshold is not felt; the square of its slope would underflow
         edges = edges - torch.where(moves, residual / torch.where(moves, slope, 1.0), 0.0)
     shares = laplace_cdf(edges.unsqueeze(-1) - points.unsqueeze(-2))
@@ -244,9 +249,12 @@ class _CoupleBack(torch.autograd.Function):
     def forward(ctx: Any, points: Tensor, ranked: Tensor, mass: Tensor, levels: Tensor) -> Tensor:
         ctx.save_for_backward(points, ranked, mass, levels)
         dummy = torch.zeros((*points.shape, ranked.shape[-1]), dtype=points.dtype, device=points.device)
-        with torch.enable_grad():
-            leaf = dummy.requires_grad_()
-            (result,) = torch.autograd.grad(couple(points.detach(), leaf, mass, levels), leaf, ranked.detach())
+        # Also in inference mode, whose tensors take part in no gradient, but whose copies do.
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = usable(dummy).requires_grad_()
+            fixed = (usable(tensor).detach() for tensor in (mass, levels))
+            product = couple(usable(points).detach(), leaf, *fixed)
+            (result,) = torch.autograd.grad(product, leaf, usable(ranked).detach())
         return result
 
     @staticmethod

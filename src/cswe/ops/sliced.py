@@ -150,10 +150,11 @@ def sliced_wasserstein(
         else:
             mass = measure_weights(points, mask, weights)
             sides.append(_ranked(projected, None if mass is None else mass.unsqueeze(-2).expand(projected.shape)))
-    powered, unit = _powered_distance(sides[0], sides[1], p, axes=(-2, -1))
-    if slice_weights is None:
+    share = None if slice_weights is None else slice_weights.to(dtype)
+    seen = None if share is None else (share > 0).unsqueeze(-1)
+    powered, unit = _powered_distance(sides[0], sides[1], p, axes=(-2, -1), seen=seen)
+    if share is None:
         return _root(powered.mean(-1), p, unit)
-    share = slice_weights.to(dtype)
     return _root((powered * share).sum(-1) / share.sum(), p, unit)
 
 
@@ -172,11 +173,13 @@ def _ranked(points: Tensor, weights: Tensor | None) -> _Side:
     return ranked, weights.gather(-1, order)
 
 
-def _powered_distance(x_side: _Side, y_side: _Side, p: float, axes: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-    """Give W_p^p along the last axis, and the unit that W_p is in, one over the given axes."""
+def _powered_distance(
+    x_side: _Side, y_side: _Side, p: float, axes: tuple[int, ...], seen: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Give W_p^p along the last axis, and the unit that W_p is in, one over the given axes: of what will be seen."""
     (x, left), (y, right) = x_side, y_side
     if left is None and right is None and x.shape[-1] == y.shape[-1]:
-        moved, unit = _in_units(x - y, None, p, axes)
+        moved, unit = _in_units(x - y, seen, p, axes)
         return moved.abs().pow(p).mean(-1), unit
     coupling = couple_masses(
         x.shape[-1] if left is None else left, y.shape[-1] if right is None else right, device=x.device
@@ -187,18 +190,19 @@ def _powered_distance(x_side: _Side, y_side: _Side, p: float, axes: tuple[int, .
         batch = torch.broadcast_shapes(coupling.mass.shape[:-1], x.shape[:-1], y.shape[:-1])
         entries = (*batch, coupling.mass.shape[-1])
         moved = _pick(x, coupling.rows, entries) - _pick(y, coupling.cols, entries)
-    moved, unit = _in_units(moved, coupling.mass, p, axes)
+    carries = coupling.mass > 0
+    moved, unit = _in_units(moved, carries if seen is None else carries & seen, p, axes)
     return (moved.abs().pow(p) * coupling.mass.to(x.dtype)).sum(-1), unit
 
 
-def _in_units(moved: Tensor, mass: Tensor | None, p: float, axes: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-    """Measure distances in the largest that carries mass: a high power would leave the range of numbers, up or down."""
+def _in_units(moved: Tensor, counts: Tensor | None, p: float, axes: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    """Measure distances in the largest that counts: a high power would leave the range of numbers, up or down."""
     if p <= 2:
         return moved, None
     length = moved.detach().abs()
-    largest = (length if mass is None else torch.where(mass > 0, length, 0.0)).amax(axes, keepdim=True)
+    largest = (length if counts is None else torch.where(counts, length, 0.0)).amax(axes, keepdim=True)
     largest = torch.where(largest > 0, largest, 1.0)
-    # What carries no mass may lie further away. It adds 0, but as a number, and the gradient of its mass is seen.
+    # What does not count may lie further away. It adds 0, but as a number, and the gradient of its mass is seen.
     reach = torch.finfo(moved.dtype).max ** (0.5 / p)
     return (moved / largest).clamp(-reach, reach), largest.flatten(-len(axes))[..., 0]
 

@@ -14,7 +14,7 @@ from cswe.ops._inputs import without_autocast
 from cswe.ops.kernels import dense
 from cswe.ops.kernels.choose import BACKENDS, backend, choose, way
 from cswe.ops.kernels.problem import Problem, problem_of_rows
-from cswe.ops.laplace import refuse_second_derivative
+from cswe.ops.laplace import DENSE, refuse_second_derivative
 
 __all__ = ["BACKENDS", "Problem", "backend", "relaxed_cross_cost", "relaxed_ranks"]
 
@@ -84,7 +84,7 @@ def first_only(grads: list[Tensor | None], depends_on: tuple[Tensor | None, ...]
     """Pass gradients on such that a second derivative is an error."""
     given = tuple(grad for grad in grads if grad is not None)
     inputs = tuple(tensor for tensor in depends_on if tensor is not None)
-    refused = iter(refuse_second_derivative(given, inputs, "a relaxed SWGG", 'cswe.backend("dense")'))
+    refused = iter(refuse_second_derivative(given, inputs, "a relaxed SWGG", DENSE))
     return tuple(None if grad is None else next(refused) for grad in grads)
 
 

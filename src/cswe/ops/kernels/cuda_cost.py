@@ -27,7 +27,7 @@ from cswe.ops.kernels.cuda_step import (
     take_apart,
 )
 from cswe.ops.kernels.problem import Problem, problem_of_rows
-from cswe.ops.laplace import refuse_second_derivative
+from cswe.ops.laplace import DENSE, refuse_second_derivative
 
 KEPT_BYTES = 1 << 30
 """What may be kept of the states around chunks; beyond it they are found once more in the backward pass."""
@@ -154,7 +154,7 @@ class _Distance(torch.autograd.Function):
             backward = cuda_small_cost.backward if isinstance(found, cuda_small_cost.Found) else _backward
             grads = backward(found, ctx.wanted, grad)
         given = tuple(tensor for tensor in grads if tensor is not None)
-        refused = iter(refuse_second_derivative(given, (grad, *ctx.saved_tensors[:3]), "a relaxed SWGG"))
+        refused = iter(refuse_second_derivative(given, (grad, *ctx.saved_tensors[:3]), "a relaxed SWGG", DENSE))
         return (*(None if tensor is None else next(refused) for tensor in grads), None)
 
 
