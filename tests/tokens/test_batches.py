@@ -83,6 +83,12 @@ def test_most_tokens_and_drop_last():
     assert [len(batch) for batch in plan_batches(lengths, 32, drop_last=True)] == [32] * 3
 
 
+def test_too_few_sets_for_a_batch_make_none_if_the_last_is_dropped(store):
+    for shuffle in (True, False):
+        assert plan_batches(np.array([5, 1, 3]), 4, drop_last=True, shuffle=shuffle) == []
+    assert list(store.batches(51, drop_last=True)) == []
+
+
 def test_a_run_goes_on_where_it_was_broken_off(store):
     whole = store.batches(8, seed=5)
     expected = [batch.index.tolist() for _ in range(3) for batch in whole]

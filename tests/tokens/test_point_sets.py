@@ -28,6 +28,9 @@ ONE_HOT = np.eye(2, dtype=np.int64)[np.arange(20) % 2]
         ({"points": np.full((20, 6, 3), "x")}, {}, "points to be numbers"),
         ({"points": POINTS.reshape(-1, 3), "ptr": np.array([], dtype=np.int64)}, {}, "ptr, whole numbers"),
         ({"points": POINTS[:0]}, {}, "found none"),
+        ({"labels": np.zeros(20, dtype="i4,f4")}, {}, r"labels: expected numbers or text but got .*'f0'"),
+        ({"ids": np.array([b"\xe9"] * 20)}, {}, r"ids: expected text in UTF-8 but got b'\\xe9'"),
+        ({"labels": np.array([b"\xe9"] * 20)}, {}, r"labels: expected text in UTF-8 but got b'\\xe9'"),
     ],
 )
 def test_a_wrong_array_is_refused(tmp_path, arrays, options, message):
@@ -40,6 +43,29 @@ def test_whole_numbers_are_classes_whatever_their_type(tmp_path):
     np.savez(tmp_path / "sets.npz", points=POINTS, labels=np.arange(20.0)[:, None] % 3)
     labels = open_source(tmp_path / "sets.npz", options=SourceOptions(label_kind="class")).labels
     assert labels.values.tolist() == [number % 3 for number in range(20)]
+
+
+@pytest.mark.parametrize("labels", [ONE_HOT, np.linspace(0, 1, 20), np.arange(20) % 3])
+def test_the_order_of_bytes_does_not_matter(tmp_path, labels):
+    np.savez(tmp_path / "here.npz", points=POINTS, labels=labels)
+    elsewhere = {"points": POINTS.astype(">f4"), "labels": labels.astype(labels.dtype.newbyteorder(">"))}
+    np.savez(tmp_path / "elsewhere.npz", **elsewhere)
+    here, there = (open_source(tmp_path / f"{name}.npz") for name in ("here", "elsewhere"))
+    assert here.labels.spec == there.labels.spec
+    assert here.labels.values.equal(there.labels.values)
+    assert np.array_equal(here.load(3).points, there.load(3).points)
+
+
+def test_an_array_of_nothing_counts_as_not_there(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="needs the extra 'data'")
+    with h5py.File(tmp_path / "few.h5", "w") as file:
+        file["points"], file["labels"], file["ids"] = POINTS, h5py.Empty("i8"), h5py.Empty("S1")
+    source = open_source(tmp_path / "few.h5")
+    assert (source.labels.spec.kind, source.ids[:2]) == ("none", ["0", "1"])
+    with h5py.File(tmp_path / "sets.h5", "w") as file:
+        file["points"] = h5py.Empty("f4")
+    with pytest.raises(ValueError, match=r"sets\.h5: expected an array named one of"):
+        open_source(tmp_path / "sets.h5")
 
 
 def test_weights_that_are_not_finite_make_a_bad_item(tmp_path):

@@ -3,6 +3,7 @@
 import gzip
 import io
 import pickle
+import re
 import stat
 import zipfile
 
@@ -187,6 +188,28 @@ def test_modelnet(tmp_path):
     (root / "ply_data_test0.h5").write_bytes(b"cut")
     with pytest.raises(ValueError, match=r"ply_data_test0\.h5.*download it again"):
         open_source(root)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"data": np.ones((4, 600, 3))}, "expected the arrays data and label but got ['data']"),
+        ({"label": np.ones(4)}, "expected the arrays data and label but got ['label']"),
+        ({"data": np.ones(4), "label": np.ones(4)}, "expected (4, ≥ 512, 3) points but got (4,)"),
+        ({"data": np.ones((4, 600, 2)), "label": np.ones(4)}, "expected (4, ≥ 512, 3) points but got (4, 600, 2)"),
+    ],
+)
+def test_a_modelnet_that_is_none_is_refused(tmp_path, arrays, message):
+    for part in ("train", "test"):
+        (tmp_path / f"{part}_files.txt").write_text("a.h5\n")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, values in arrays.items():
+            file[name] = values
+    with pytest.raises(ValueError, match=re.escape(f"a.h5: {message}")):
+        open_source(tmp_path)
+    (tmp_path / "test_files.txt").unlink()
+    with pytest.raises(ValueError, match=r"ModelNet40's HDF5 folder but there is no test_files\.txt"):
+        open_source(tmp_path, "modelnet")
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])

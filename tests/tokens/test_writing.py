@@ -78,12 +78,65 @@ def test_a_writer_that_has_written_no_shard_is_no_obstacle(tmp_path, make_items)
         ({"label": 1}, {"label": "cat"}, "'then': label: expected a number.*'cat'"),
         ({"label": "cat"}, {}, "label: expected a number.*'cat'"),
         ({"label": [0.5, 1.0]}, {"label": [0.5]}, "'then': label: expected 2 numbers an item but got 1"),
+        ({}, {"id": "\ud800"}, r"item '\\ud800': expected an id that UTF-8 can hold"),
+        ({}, {"tokens": [[1.0, 2.0], [3.0]]}, "'then': tokens: expected a table of numbers but got"),
+        ({}, {"tokens": None}, "'then': tokens: expected a table of numbers but got None"),
+        ({}, {"tokens": ONES.to(torch.complex64)}, "'then': tokens: expected real numbers"),
+        ({"tokens": None}, {}, "'first': tokens: expected a table of numbers but got None"),
+        ({"tokens": torch.ones(2, 0)}, {}, r"layers: expected dimensions of at least 1 but got \{0: 0\}"),
     ],
 )
 def test_what_the_store_cannot_hold_is_refused(tmp_path, first, then, message):
     items = [Item(**{"tokens": ONES, "id": name, **fields}) for name, fields in (("first", first), ("then", then))]
     with pytest.raises(ValueError, match=message):
         TokenStore.create(tmp_path, items)
+
+
+def test_an_id_is_text(tmp_path):
+    with pytest.raises(TypeError, match=r"item 7: expected id to be text but got int"):
+        TokenStore.create(tmp_path, [Item(ONES, id=7)])
+
+
+@pytest.mark.parametrize(
+    ("label", "classes", "message"),
+    [
+        (1.0, ["a", "b"], "classes: expected a name for each of 1 real numbers but got 2.*class numbers are integers"),
+        (1, ["a", "b", "a"], "classes: expected every name once but 'a' comes again"),
+    ],
+)
+def test_names_that_do_not_fit_the_labels_are_refused(tmp_path, label, classes, message):
+    with pytest.raises(ValueError, match=message):
+        TokenStore.create(tmp_path, [Item(ONES, label=label)], classes=classes)
+
+
+@pytest.mark.parametrize("name", ["shard_bytes", "layers"])
+def test_what_is_written_can_be_read_so_counts_are_whole_numbers(tmp_path, name):
+    counts = {"shard_bytes": 2.0**20} if name == "shard_bytes" else {}
+    item = Item({1.5: ONES} if name == "layers" else ONES)
+    with pytest.raises(ValueError, match=rf"{name}: expected whole numbers but got 1\d*\.\d"):
+        TokenStore.create(tmp_path, [item], **counts)
+
+
+def test_numbers_and_names_of_numpy_are_as_good(tmp_path):
+    items = [Item({np.int64(3): ONES}, label=number) for number in (0, 1)]
+    whole = {"shard_bytes": np.int64(2**20)}
+    store = TokenStore.create(tmp_path / "a", items, classes=np.unique(["dog", "cat"]), **whole)
+    assert (store.layers, store.label_names) == ([3], ("cat", "dog"))
+    assert TokenStore.create(tmp_path / "b", items, classes=np.arange(2)).label_names == (0, 1)
+
+
+def test_values_beyond_every_type_are_told(tmp_path):
+    with pytest.raises(ValueError, match=r"1e\+39 is beyond float32$"):
+        TokenStore.create(tmp_path, [Item(torch.full((1, 1), 1e39, dtype=torch.float64))], dtype="float32")
+
+
+def test_a_file_is_no_store_and_no_place_for_one(tmp_path, make_items):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(TokenStoreError, match=f"{file}: expected a folder but got a file; choose another"):
+        TokenStore.create(file, make_items(3))
+    with pytest.raises(TokenStoreError, match=f"{file}: expected the folder of a token store but got a file"):
+        TokenStore(file)
 
 
 def test_several_labels_are_zeros_and_ones():
@@ -95,7 +148,10 @@ def test_several_labels_are_zeros_and_ones():
 
 def test_arrays_are_as_good_as_tensors(tmp_path):
     item = Item(np.ones((2, 3), dtype=np.float32), weights=np.ones(2), cls=np.zeros(3))
-    assert TokenStore.create(tmp_path, [item])[0].weights.tolist() == [1, 1]
+    assert TokenStore.create(tmp_path / "a", [item])[0].weights.tolist() == [1, 1]
+    written_elsewhere = Item(np.arange(6, dtype=">f8").reshape(2, 3), label=np.array([0.5], dtype=">f4"))
+    (read,) = TokenStore.create(tmp_path / "b", [written_elsewhere])
+    assert (read.tokens.tolist(), read.label.tolist()) == ([[0, 1, 2], [3, 4, 5]], [0.5])
 
 
 def test_a_store_travels_to_another_process(store):

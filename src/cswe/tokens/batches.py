@@ -68,7 +68,7 @@ def plan_batches(
     order = permutation(count, "order", seed, epoch) if shuffle else np.arange(count)
     if drop_last:
         order = order[: count - count % batch_size]
-    if shuffle and count and lengths.min() != lengths.max():
+    if shuffle and len(order) and lengths.min() != lengths.max():
         run = batch_size * _BUCKET_BATCHES
         parts = [order[start : start + run] for start in range(0, len(order), run)]
         order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in parts])

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -166,15 +167,17 @@ class Labels:
         return cls(spec, spec.check(table))
 
 
-def as_numbers(value: Any) -> Tensor:
-    """Turn a label, or several, into a tensor; refuse what is not real numbers."""
+def as_numbers(value: Any, name: str = "label", expected: str = "a number, or equally many for every item,") -> Tensor:
+    """Turn a label, several, or other values of a caller's into a tensor; refuse what is not real numbers."""
+    if isinstance(value, np.ndarray):  # torch takes only the machine's own order of bytes
+        value = value.astype(value.dtype.newbyteorder("="), copy=False)
     try:
         numbers = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):  # torch's words for text, for None, for lists of unequal length
         text = " ".join(repr(value).split())[:80]
-        raise ValueError(f"label: expected a number, or equally many for every item, but got {text}") from None
+        raise ValueError(f"{name}: expected {expected} but got {text}") from None
     if numbers.is_complex():
-        raise ValueError(f"label: expected real numbers but got {numbers.dtype}")
+        raise ValueError(f"{name}: expected real numbers but got {numbers.dtype}")
     return numbers
 
 

@@ -5,6 +5,7 @@ Nothing in it depends on when, where or by whom it was written, so that the same
 
 import hashlib
 import json
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -67,6 +68,12 @@ class StoreSpec:
             raise ValueError(f"dtype: expected one of {get_args(DTypeName)} but got {self.dtype!r}")
         if not self.layers:
             raise ValueError("layers: expected at least one layer but got none")
+        # As a file gives them back: a spec that reads otherwise than it was written would not know its own shards.
+        layers = {_whole("layers", number): _whole("layers", dim) for number, dim in self.layers.items()}
+        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "shard_bytes", _whole("shard_bytes", self.shard_bytes))
+        if min(self.layers.values()) < 1:
+            raise ValueError(f"layers: expected dimensions of at least 1 but got {dict(self.layers)}")
         if not 0 < len(self.splits) < 256:
             raise ValueError(f"splits: expected 1 to 255 names but got {len(self.splits)}")
         if self.shard_bytes <= 0:
@@ -117,6 +124,13 @@ class StoreSpec:
             if mine.get(name) != theirs.get(name)
         ]
         return "; ".join(lines[:5]) + ("; …" if len(lines) > 5 else "")
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise ValueError(f"{name}: expected whole numbers but got {value!r}") from None
 
 
 def shard_file(number: int) -> str:
@@ -258,6 +272,8 @@ class Manifest:
                 f"{store}: expected a token store but there is no {MANIFEST} in it; "
                 "make one with `cswe extract --out`, or with TokenStore.create"
             ) from None
+        except NotADirectoryError:
+            raise TokenStoreError(f"{store}: expected the folder of a token store but got a file") from None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise TokenStoreError(f"{file}: is damaged ({error}); {_RESTORE}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:

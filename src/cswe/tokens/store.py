@@ -1,6 +1,7 @@
 """The token store: what a frozen backbone said about every item, on disk, memory-mapped."""
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from cswe.tokens.labels import LabelKind, LabelSpec, as_numbers
 from cswe.tokens.manifest import DTYPES, DTypeName, Manifest, ShardEntry, StoreSpec
 from cswe.tokens.shards import Shard, check_bytes
 from cswe.tokens.statistics import TokenStatistics, token_statistics
-from cswe.tokens.writer import Item, StoreWriter
+from cswe.tokens.writer import Item, StoreWriter, token_table
 
 if TYPE_CHECKING:
     from cswe.tokens.batches import Batches
@@ -267,7 +268,7 @@ class TokenStore(Sequence[Item]):
         if first is None:
             raise ValueError("items: expected at least one but got none")
         given = first.tokens if isinstance(first.tokens, dict) else {0: first.tokens}
-        tokens = {layer: torch.as_tensor(values) for layer, values in given.items()}
+        tokens = {layer: token_table(values, f"item {first.id!r}: tokens") for layer, values in given.items()}
         for values in tokens.values():
             if values.ndim != 2:
                 raise ValueError(f"items: expected tokens of shape (N, d) but got {tuple(values.shape)}")
@@ -312,7 +313,10 @@ def drop_damaged(path: str | Path) -> list[ShardEntry]:
 
 
 def _label_spec(label: Any, classes: Sequence[str] | None, kind: LabelKind | None) -> LabelSpec:
-    names = tuple(classes or ())
+    # Python's own, since the manifest holds no numbers of NumPy's.
+    names = tuple(
+        name.item() if isinstance(name, np.generic) else name for name in (() if classes is None else classes)
+    )
     if label is None:
         if kind not in (None, "none") or names:
             raise ValueError("label: expected one on every item, since classes or label_kind was given, but got None")
@@ -320,6 +324,13 @@ def _label_spec(label: Any, classes: Sequence[str] | None, kind: LabelKind | Non
     value = as_numbers(label)
     if kind is None:
         kind = "class" if value.ndim == 0 and not value.is_floating_point() else "real"
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"classes: expected every name once but {repeated[0]!r} comes again")
+    if kind == "real" and names and len(names) != value.numel():
+        raise ValueError(
+            f"classes: expected a name for each of {value.numel()} real numbers but got {len(names)}; labels that are "
+            "class numbers are integers"
+        )
     return LabelSpec(kind, names, 1 if kind == "class" else value.numel())
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cswe.tokens.errors import TokenStoreError
+from cswe.tokens.labels import as_numbers
 from cswe.tokens.manifest import DTYPES, MANIFEST, SHARDS, Manifest, StoreSpec, shard_file
 from cswe.tokens.shards import Columns, write_shard, written_in
 from cswe.tokens.weights import faulty_weights
@@ -45,6 +46,7 @@ class Item:
 def pack_item(spec: StoreSpec, item: Item) -> Columns:
     """Check an item and turn it into columns of the store's types."""
     name = f"item {item.id!r}"
+    _check_id(item.id, name)
     given = {"cls": item.cls, "weights": item.weights, "label": item.label}
     held = {"cls": spec.cls, "weights": spec.weights, "label": spec.labels.kind != "none"}
     for field, value in given.items():
@@ -88,8 +90,23 @@ def pack_item(spec: StoreSpec, item: Item) -> Columns:
     )
 
 
+def _check_id(given: object, name: str) -> None:
+    if not isinstance(given, str):
+        raise TypeError(f"{name}: expected id to be text but got {type(given).__name__}")
+    try:
+        given.encode()
+    except UnicodeEncodeError:  # a file name in an old encoding
+        raise ValueError(f"{name}: expected an id that UTF-8 can hold") from None
+
+
+def token_table(values: Any, name: str) -> Tensor:
+    """Turn what a caller gave as tokens into a tensor; refuse, by name, what is not numbers."""
+    return as_numbers(values, name, "a table of numbers")
+
+
 def _weights(values: Tensor, length: int, name: str) -> Tensor:
-    weights = torch.as_tensor(values).detach().to("cpu", torch.float32).clone()
+    given = as_numbers(values, f"{name}: weights", "a number for every token")
+    weights = given.detach().to("cpu", torch.float32).clone()
     if weights.shape != (length,):
         raise ValueError(f"{name}: expected weights of shape ({length},) but got {tuple(weights.shape)}")
     if fault := faulty_weights(weights.numpy()):
@@ -102,9 +119,8 @@ def to_stored(values: Tensor, dtype: str, name: str) -> Tensor:
     stored = values.detach().to("cpu", DTYPES[dtype])
     if not bool(torch.isfinite(stored).all()):
         if bool(torch.isfinite(values).all()):
-            raise ValueError(
-                f"{name}: a value of {float(values.abs().max()):.4g} is beyond {dtype}; use bfloat16 or float32"
-            )
+            remedy = "; use bfloat16 or float32" if dtype == "float16" else ""
+            raise ValueError(f"{name}: a value of {float(values.abs().max()):.4g} is beyond {dtype}{remedy}")
         raise ValueError(f"{name}: expected finite numbers but got NaN or infinity")
     # A view would keep the caller's memory alive, and follow the caller's changes.
     return stored.clone() if stored.data_ptr() == values.data_ptr() else stored.contiguous()
@@ -114,10 +130,10 @@ def _of_layer(values: Tensor | dict[int, Tensor], layer: int, spec: StoreSpec, n
     if isinstance(values, dict):
         if values.keys() != spec.layers.keys():
             raise ValueError(f"{name}: expected layers {sorted(spec.layers)} but got {sorted(values)}")
-        return torch.as_tensor(values[layer])
+        return token_table(values[layer], name)
     if len(spec.layers) > 1:
         raise ValueError(f"{name}: expected a dict with layers {sorted(spec.layers)} but got one tensor")
-    return torch.as_tensor(values)
+    return token_table(values, name)
 
 
 class StoreWriter:
@@ -151,7 +167,10 @@ class StoreWriter:
         self._lock: int | None = None
 
     def __enter__(self) -> "StoreWriter":
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise TokenStoreError(f"{self.path}: expected a folder but got a file; choose another") from None
         self._lock = _lock(self.path)
         try:
             self._begin()

@@ -3,6 +3,7 @@
 import os
 import stat
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 from cswe.tokens.errors import BadItemError
@@ -11,6 +12,7 @@ from cswe.tokens.errors import BadItemError
 MAX_MEMBER_BYTES = 256 * 2**20
 MAX_RATIO = 500
 _RATIO_MATTERS_ABOVE = 2**20
+_ENCRYPTED = 1  # the bit of a member's flags
 
 
 def safe_members(archive: zipfile.ZipFile, *, of_images: bool = True) -> list[zipfile.ZipInfo]:
@@ -22,7 +24,7 @@ def safe_members(archive: zipfile.ZipFile, *, of_images: bool = True) -> list[zi
     for member in archive.infolist():
         path = PurePosixPath(member.filename)
         where = f"{archive.filename}: member {member.filename!r}"
-        if path.is_absolute() or ".." in path.parts or "\\" in member.filename or ":" in path.parts[0]:
+        if path.is_absolute() or ".." in path.parts or "\\" in member.filename or ":" in "".join(path.parts[:1]):
             raise ValueError(f"{where}: expected a path inside the archive; the archive is not to be trusted")
         if stat.S_ISLNK(member.external_attr >> 16):
             raise ValueError(f"{where}: expected a file but got a link; the archive is not to be trusted")
@@ -68,8 +70,13 @@ class FilePool:
             except OSError as error:
                 raise BadItemError(f"cannot be read ({error.strerror})") from None
         try:
-            return self._zip(container).read(member)
-        except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, KeyError) as error:
+            archive = self._zip(container)
+            if archive.getinfo(member).flag_bits & _ENCRYPTED:
+                raise BadItemError("is encrypted; unpack its archive with the password first")
+            return archive.read(member)
+        except BadItemError:
+            raise
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, KeyError) as error:
             raise BadItemError(f"cannot be read from its archive ({type(error).__name__})") from None
 
     def stamp(self, container: Path, member: str) -> bytes:

@@ -64,6 +64,9 @@ class Fasta(SequenceSource):
         super().__init__([records[name] for name in ids], ids, splits, values, origin=self._file)
         if len(ids) < len(records):
             self.left_out = f"{len(records) - len(ids):,} of {len(records):,} sequences, which {labels} does not name"
+        if table and len(ids) < len(table):
+            rows = f"{len(table) - len(ids):,} of {len(table):,} rows of {labels}, whose ids no sequence has"
+            self.left_out = "; ".join(part for part in (self.left_out, rows) if part)
 
     def locate(self, index: int) -> str:
         """Say which record a sequence is."""

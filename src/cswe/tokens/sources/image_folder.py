@@ -18,6 +18,7 @@ class ImageFolder(ImageSource):
     """A folder with one folder of images per class, or with such folders for ``train``, ``val`` and ``test``.
 
     Folders without images, and what systems and programs hide (``.ipynb_checkpoints``, ``__MACOSX``), are passed over.
+    Folders may be links.
 
     Parameters
     ----------
@@ -86,12 +87,23 @@ def _images(folder: Path) -> list[str]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    for path, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not _is_hidden(name))
+    real = folder.resolve()
+    known = {real, *real.parents}  # a link to one of these leads round and round
+    for path, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in sorted(folders) if not _is_hidden(name) and _leads_on(Path(path, name), known)]
         inside = Path(path).relative_to(folder)
         for name in files:
             if Path(name).suffix.lower() in EXTENSIONS and not _is_hidden(name):
                 yield (inside / name).as_posix()
+
+
+def _leads_on(folder: Path, known: set[Path]) -> bool:
+    """Say whether to go into a folder: not where it is a link to one of those known, which it then joins."""
+    real = folder.resolve()
+    if folder.is_symlink() and real in known:
+        return False
+    known.add(real)
+    return True
 
 
 def _is_hidden(name: str) -> bool:

@@ -36,8 +36,9 @@ class ModelNet(Source):
     def __init__(self, path: str | Path, *, points: int = 512, validation: float = 0.1, seed: int = 0) -> None:
         h5py = require("h5py", "data")
         root = Path(path)
-        if not (root / "train_files.txt").exists():
-            raise ValueError(f"{root}: expected ModelNet40's HDF5 folder but there is no train_files.txt in it")
+        for name in ("train_files.txt", "test_files.txt"):
+            if not (root / name).exists():
+                raise ValueError(f"{root}: expected ModelNet40's HDF5 folder but there is no {name} in it")
         self._files: list[Path] = []
         self._places: list[tuple[int, int]] = []
         ids, targets, official = [], [], []
@@ -48,9 +49,11 @@ class ModelNet(Source):
                 if not file.exists():
                     raise ValueError(f"{file}: is missing, though {part}_files.txt names it; download it again")
                 with _open(h5py, file) as content:
+                    if "data" not in content or "label" not in content:
+                        raise ValueError(f"{file}: expected the arrays data and label but got {sorted(content)}")
                     labels = np.asarray(content["label"]).reshape(-1)
-                    if content["data"].shape[0] != len(labels) or content["data"].shape[1] < points:
-                        shape = tuple(content["data"].shape)
+                    shape = tuple(content["data"].shape)
+                    if len(shape) != 3 or shape[::2] != (len(labels), self.dim) or shape[1] < points:
                         raise ValueError(f"{file}: expected ({len(labels)}, ≥ {points}, 3) points but got {shape}")
                 self._places += [(len(self._files), row) for row in range(len(labels))]
                 self._files.append(file)

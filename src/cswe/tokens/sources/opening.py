@@ -97,12 +97,16 @@ def open_source(
         raise ValueError(f"format: expected one of {get_args(Format)} but got {kind!r}")
     if kind != "digits" and not files:
         raise ValueError(f"data: expected a path, since the format is {kind}, but got none")
-    if kind not in ("tiny-imagenet", "digits") and len(files) > 1:
+    if kind == "digits" and files:
+        raise ValueError(f"data: expected none, since the format is digits, but got {files[0]}")
+    if kind != "tiny-imagenet" and len(files) > 1:
         raise ValueError(f"data: expected one path, since the format is {kind}, but got {len(files)}")
     if chosen.points is not None and chosen.points < 1:
         raise ValueError(f"points: expected at least 1 but got {chosen.points}")
     if strict:
         refuse_unused(chosen, _USED[kind], f"the format {kind}")
+        if kind == "fasta" and chosen.labels is None:
+            refuse_unused(chosen, _USED[kind] - {"label_kind"}, "the format fasta without labels")
     return FORMATS[kind](files, chosen)
 
 

@@ -83,7 +83,7 @@ class PointSets(Source):
         if not count:
             raise ValueError(f"{path}: expected sets but found none")
         labels = _labels(arrays, label_kind, count, self._file)
-        ids = _texts(arrays["ids"]) if "ids" in arrays else [str(number) for number in range(count)]
+        ids = _texts(arrays, "ids", self._file) if "ids" in arrays else [str(number) for number in range(count)]
         splits, self._split_is_given = _splits(arrays, labels, count, fractions, seed, self._file)
         for name, length in (("ids", len(ids)), ("splits", len(splits))):
             if length != count:
@@ -145,8 +145,14 @@ def _first(arrays: dict[str, Any], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if name in arrays), None)
 
 
-def _texts(array: Any) -> list[str]:
-    return [entry.decode() if isinstance(entry, bytes) else str(entry) for entry in np.asarray(array).reshape(-1)]
+def _texts(arrays: dict[str, Any], name: str, file: Path) -> list[str]:
+    texts = []
+    for entry in np.asarray(arrays[name]).reshape(-1):
+        try:
+            texts.append(entry.decode() if isinstance(entry, bytes) else str(entry))
+        except UnicodeDecodeError:
+            raise ValueError(f"{file}: {name}: expected text in UTF-8 but got {bytes(entry)!r}") from None
+    return texts
 
 
 def _offsets(array: Any, total: int, name: str, file: object) -> npt.NDArray[np.int64]:
@@ -167,7 +173,7 @@ def _splits(
     arrays: dict[str, Any], labels: Labels, count: int, fractions: tuple[float, float], seed: int, file: Path
 ) -> tuple[npt.NDArray[np.uint8], bool]:
     if "splits" in arrays:
-        names = _texts(arrays["splits"])
+        names = _texts(arrays, "splits", file)
         unknown = sorted(set(names) - set(SPLITS))
         if unknown:
             raise ValueError(f"{file}: expected names out of {SPLITS} as splits but got {unknown[:3]}")
@@ -187,6 +193,9 @@ def _labels(arrays: dict[str, Any], kind: LabelKind | None, count: int, file: Pa
         raise ValueError(f"{file}: expected {count} {name} but got shape {values.shape}")
     columns = values.reshape(count, -1)
     text = columns.dtype.kind in "SUO"
+    if not text and columns.dtype.kind not in _NUMBERS:
+        raise ValueError(f"{file}: {name}: expected numbers or text but got {columns.dtype}")
+    names = _texts(arrays, name, file) if text else []
     if kind is None:
         one = text or columns.shape[1] == 1
         kind = "real" if columns.dtype.kind == "f" else "class" if one else "multilabel"
@@ -198,7 +207,7 @@ def _labels(arrays: dict[str, Any], kind: LabelKind | None, count: int, file: Pa
         if columns.shape[1] != 1:
             raise ValueError(f"{name}: expected one class an item, shape ({count},), but got {values.shape}")
         if text:
-            return Labels.from_names(_texts(columns))
+            return Labels.from_names(names)
         with np.errstate(invalid="ignore"):  # of NaN
             whole = columns.astype(np.int64)
         if bool((whole != columns).any()):
@@ -239,4 +248,7 @@ def _open_hdf5(file: Path) -> dict[str, Any]:
         content = h5py.File(file, "r")
     except OSError as error:
         raise ValueError(f"{file}: expected an HDF5 file but it cannot be read ({error})") from None
-    return {name: array for name, array in content.items() if isinstance(array, h5py.Dataset)}
+    # A null dataset, which has a type and no values, counts as not there.
+    return {
+        name: array for name, array in content.items() if isinstance(array, h5py.Dataset) and array.shape is not None
+    }

@@ -3,8 +3,10 @@
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +16,9 @@ MAX_BYTES = 8 * 2**30
 
 # A protein has some 35,000 residues at most, but a text may be longer than the 131,072 letters that csv allows a field.
 _MAX_FIELD = 2**30
+
+# Stands after the last line: where a quoted field has no end, it lands in that field, which csv would pass over.
+_END = "\0end of the table\0"
 
 
 @contextmanager
@@ -44,7 +49,7 @@ class _Limited(io.RawIOBase):
         view = memoryview(buffer)  # type: ignore[arg-type]
         try:
             data = self._file.read(len(view))
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{self._path}: expected a whole gzip file but {error}; download it again") from None
         self._left -= len(data)
         if self._left < 0:
@@ -69,15 +74,17 @@ def read_table(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             raise ValueError(f"{path}: expected a table with a line of column names but it is empty")
         delimiter = "\t" if "\t" in first else ","
         columns = next(csv.reader([first], delimiter=delimiter))
-        rows = csv.reader(stream, delimiter=delimiter)
+        rows = csv.reader(chain(stream, [_END]), delimiter=delimiter)
         while True:
             line = rows.line_num + 2  # a field may hold line breaks, and the reader has not seen the first line
             try:
-                fields = next(rows, None)
+                fields = next(rows)
             except csv.Error as error:
                 raise ValueError(f"{path}, line {line}: expected fields of a table but {error}") from None
-            if fields is None:
+            if fields == [_END]:
                 return
+            if fields and fields[-1].endswith(_END):
+                raise ValueError(f"{path}, line {line}: expected a closing quotation mark but the file ends")
             if not fields:
                 continue
             if len(fields) != len(columns):

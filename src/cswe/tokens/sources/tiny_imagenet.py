@@ -47,8 +47,7 @@ class TinyImageNet(ImageSource):
                 elif match := _VAL.search(member):
                     held_out.append((int(match[2]), number, member))
                 elif member.endswith("val/val_annotations.txt"):
-                    lines = pool.read(container, member).decode().splitlines()
-                    annotations |= {fields[0]: fields[1] for fields in (line.split("\t") for line in lines) if fields}
+                    annotations |= _annotations(pool, container, member)
         where = ", ".join(str(container) for container in containers)
         if not train and not held_out:
             raise ValueError(f"{where}: expected Tiny ImageNet (train/n…/images/…, val/images/…) but found none of it")
@@ -75,14 +74,33 @@ class TinyImageNet(ImageSource):
         places = [(number, member) for _, _, number, member in train] + [
             (number, member) for _, number, member in held_out
         ]
-        # From train/ or val/ on: the same name from a folder and from a zip.
-        ids = [re.sub(r"^.*?((?:train|val)/)", r"\1", member) for _, member in places]
+        # From the last train/ or val/ on: the same name from a folder and from a zip, whatever lies around it there.
+        ids = [re.sub(r"^.*((?:train|val)/)", r"\1", member) for _, member in places]
         self._validation, self._seed = validation, seed
         super().__init__(containers, places, ids, splits, labels)
 
     def options(self) -> dict[str, object]:
         """Return how the split was made."""
         return {"validation": self._validation, "seed": self._seed}
+
+
+def _annotations(pool: FilePool, container: Path, member: str) -> dict[str, str]:
+    """Read the class of every image of val."""
+    try:
+        text = pool.read(container, member).decode()
+    except ValueError as error:
+        raise ValueError(f"{container / member}: {error}") from None
+    classes = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = line.split("\t")
+        if len(fields) > 1:
+            classes[fields[0]] = fields[1]
+        elif line.strip():
+            raise ValueError(
+                f"{container / member}, line {number}: expected an image and its class, a tab between them, but got "
+                f"{line!r}"
+            )
+    return classes
 
 
 def _list(container: Path) -> list[str]:
