@@ -244,6 +244,53 @@ def test_a_choice_that_a_pool_does_not_look_at_is_no_reason_to_train_it_again(wh
         compare(digits, folder, replace(plan, pools=("cswe",)), device="cpu")
 
 
+@pytest.mark.parametrize("choice", ["pool=mean", "slices=4"])
+def test_what_names_a_row_is_not_chosen_beside_it(digits, tmp_path, capsys, choice):
+    words = ["compare", str(digits), "--out", str(tmp_path / "study"), "--pools", "swe", "--set", *TINY, choice]
+    assert main([*words, "--device", "cpu"]) == 2
+    name = choice.partition("=")[0]
+    assert f"set: expected choices for all pools but got {name}, which is asked for by --" in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
+def test_seeds_of_a_row_that_were_trained_otherwise_are_told(digits, tmp_path, capsys):
+    words = ["compare", str(digits), "--out", str(tmp_path), "--pools", "mean", "--seeds", "1", "--device", "cpu"]
+    for seed, epochs, told in (("0", "1", False), ("1", "1", False), ("2", "2", True), ("2", "2", True)):
+        assert main([*words, "--set", *TINY, f"epochs={epochs}", "--first-seed", seed, "--quiet"]) == 0
+        said = capsys.readouterr().err
+        assert ("GAP, layer 0: other seeds were trained with another recipe (epochs: 1 there, 2 now)" in said) is told
+
+
+def test_pools_are_compared_on_the_same_store(make_store, tmp_path):
+    stores = [make_store(tmp_path / f"{n}", [n % 3 for n in range(60)], seed=n).path for n in (0, 1)]
+    plan = Plan(("mean",), seeds=1, choices=tuple(TINY))
+    compare(stores[0], tmp_path / "study", plan, device="cpu")
+    with pytest.raises(UserError, match=r"mean.*was computed on another store; choose another folder"):
+        compare(stores[1], tmp_path / "study", replace(plan, pools=("max",)), device="cpu")
+    compare(stores[1], tmp_path / "study", replace(plan, pools=("mean", "max"), first_seed=1), device="cpu")  # a split
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"recipe": {"flavour": 1}}])
+def test_a_cell_of_another_version_is_refused_and_kept(whole, digits, tmp_path, change):
+    folder, results, _ = whole
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    file = copy / "cells" / f"{results[0].cell.name}.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    before = stamps(copy)
+    with pytest.raises(UserError, match=r"expected a cell of this version of cswe but got another .*update cswe"):
+        compare(digits, copy, PLAN, device="cpu")
+    assert stamps(copy) == before
+
+
+def test_a_cell_that_cannot_be_trained_fails_alone(digits, tmp_path):
+    """By an argument that is told only when it is used."""
+    plan = Plan(("cswe:slack_factor=-1", "mean"), (2,), seeds=1, choices=tuple(TINY))
+    failed, other = compare(digits, tmp_path, plan, device="cpu")
+    assert "slack_schedule" in failed.error
+    assert other.error is None
+
+
 def test_a_failed_run_is_said_in_the_table_and_can_be_tried_again(digits, tmp_path):
     plan = Plan(("cswe",), (2,), seeds=2, choices=(*TINY, "bound=0.1", "dual_limit=1e-9"))
     results = compare(digits, tmp_path / "study", plan, device="cpu")

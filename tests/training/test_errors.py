@@ -104,6 +104,15 @@ def test_a_bound_that_cannot_be_met(digits, tiny, tmp_path, capsys):
     assert said == "cswe train: bound: expected more than 0 but got -1\n"
 
 
+def test_a_bound_that_is_never_in_force(digits, tiny, tmp_path, capsys):
+    words = ["train", digits, *tiny, "--batch-size", "1000"]  # three epochs of one batch
+    for batches, told in ((3, True), (2, False)):
+        said = error_of(capsys, 0, *words, "--out", tmp_path / f"{batches}", "--bound-batches", batches)
+        assert ("warning: the bound is never in force: its level is measured on the first 3 batches" in said) is told
+    said = error_of(capsys, 0, *words, "--out", tmp_path / "swe", "--bound-batches", 3, "--pool", "swe")
+    assert "never in force" not in said
+
+
 def test_a_class_missing_from_validation(make_store, tiny, tmp_path, capsys):
     labels = [2 if n % 4 == 0 else (n // 4) % 2 for n in range(40)]  # class 2 falls into training alone
     store = make_store(tmp_path / "store", labels, classes=["a", "b", "rare"])
@@ -171,6 +180,21 @@ def test_labels_of_another_kind_or_none(trained, make_store, tiny, tmp_path, cap
     )
     real = make_store(tmp_path / "real", [[0.5]] * 8, kind="real", dim=2)
     assert "has no token weights" in error_of(capsys, 2, "evaluate", trained, real.path)
+
+
+def test_labels_of_another_width(make_store, tiny, tmp_path, capsys):
+    stores = [make_store(tmp_path / f"{width}", [[1.0] * width] * 16, kind="real") for width in (2, 3)]
+    assert main(["train", str(stores[0].path), "--out", str(tmp_path / "run"), *tiny, "--pool", "mean"]) == 0
+    said = error_of(capsys, 2, "evaluate", tmp_path / "run", stores[1].path)
+    assert "expected 2 numbers a label, as in training, but got 3" in said
+
+
+def test_a_score_that_is_no_number_is_json(make_store, tiny, tmp_path, capsys):
+    store = make_store(tmp_path / "store", [[0, 0]] * 16, kind="multilabel")
+    assert main(["train", str(store.path), "--out", str(tmp_path / "run"), *tiny, "--pool", "mean"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run"), str(store.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["f_max"] is None
 
 
 def test_control_c(server, digits, tiny, tmp_path):

@@ -159,6 +159,7 @@ def test_a_recipe_is_frozen_and_survives_a_file():
         ("keep_tokens", 1.5, "keep_tokens: expected more than 0 and at most 1 but got 1.5"),
         ("pool", "median", "pool: expected one of mean, .* but got 'median'"),
         ("epochs", 0, "epochs: expected at least 1 but got 0"),
+        ("schedule_factor", -1.0, "schedule_factor: expected at least 0 but got -1"),
     ],
 )
 def test_choices_that_make_no_sense_are_named(choice, value, words):

@@ -1,9 +1,11 @@
 """A sweep: every point once, whatever happens on the way, shared between processes; the best as a recipe."""
 
 import csv
+import importlib
 import json
 import random
 import shutil
+from contextlib import closing
 
 import pytest
 
@@ -47,8 +49,8 @@ def rows(folder):
         return list(csv.DictReader(stream))
 
 
-def values(folder):
-    return {tuple(row[name] for name in ("run", *GRID, "validation", "epochs_done")) for row in rows(folder)}
+def values(folder, names=tuple(GRID)):
+    return {tuple(row[name] for name in ("run", *names, "validation", "epochs_done")) for row in rows(folder)}
 
 
 def stamps(folder):
@@ -202,6 +204,43 @@ def test_seeds_are_averaged(digits, tmp_path):
     assert float(rows(tmp_path / "both")[0]["validation"]) == pytest.approx(sum(alone) / 2)
 
 
+def interrupted(monkeypatch, *arguments, **options):
+    """Search, and be interrupted in the second seed's second epoch; return what was raised, as a notebook keeps it."""
+    module = importlib.import_module("cswe.training.sweep")
+    whole = module.fit
+
+    def broken(data, run, *, seed, **given):
+        with closing(whole(data, run, seed=seed, **given)) as records:
+            for record in records:
+                if seed == 1 and record["epoch"] == 2:
+                    raise KeyboardInterrupt
+                yield record
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "fit", broken)
+        with pytest.raises(KeyboardInterrupt) as stop:
+            sweep(*arguments, **options)
+    return stop
+
+
+def reports(folder, space, epochs):
+    """The scores of every epoch that trials were told of."""
+    trials = Trials(folder, space, "grid", 1, "none", epochs, 0).settled()
+    return [trial.intermediate_values for trial in trials]
+
+
+def test_interrupted_between_two_seeds_the_same_process_goes_on_with_the_same_scores(digits, tmp_path, monkeypatch):
+    space, start = Space.of({"lr": [0.01]}), BASE.with_(pool="mean", epochs=4)
+    sweep(digits, tmp_path / "whole", start, space, seeds=2, device="cpu")
+    kept = interrupted(monkeypatch, digits, tmp_path / "broken", start, space, seeds=2, device="cpu")
+    monkeypatch.setattr("cswe.training.sweep.sleep", lambda seconds: pytest.fail("nobody else is at work"))
+    sweep(digits, tmp_path / "broken", start, space, seeds=2, device="cpu")
+    assert kept.value.__traceback__
+    # Pruning goes by them: an epoch that one seed has and the other lacks is no epoch yet.
+    assert reports(tmp_path / "broken", space, 4) == reports(tmp_path / "whole", space, 4)
+    assert values(tmp_path / "broken", ["lr"]) == values(tmp_path / "whole", ["lr"])
+
+
 def test_a_failed_trial_is_told_and_not_tried_again(digits, tmp_path):
     told = []
     space = Space.of({"dual_limit": [1e-9, 1e4]})
@@ -264,6 +303,11 @@ def test_the_command_says_what_it_found(whole, command, capsys):
     assert "best.json" in printed
 
 
+def test_a_choice_that_is_no_value_is_told(digits, tmp_path):
+    sweep(digits, tmp_path, BASE.with_(pool="mean"), Space.of({"clip": [None]}), device="cpu")
+    assert "clip=None;" in best_line(tmp_path)
+
+
 def test_spaces():
     assert Space.open("paper", recipe("images")).size == 216
     assert Space.open("paper", recipe("proteins")).size == 16
@@ -281,6 +325,7 @@ def test_spaces():
         {"lr": {"low": 2, "high": 1}},
         {"lr": {"low": "a", "high": "b"}},
         {"slices": {"low": 1.5, "high": 3}},
+        {"slices": {"low": 1, "high": 8, "step": 0}},
         {"readout": {"low": 1, "high": 8}},
         {"pool": {"low": "a", "high": "b"}},
         {"standardize": {"low": 0, "high": 1}},

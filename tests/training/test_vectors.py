@@ -16,6 +16,7 @@ from cswe.training.explain import Explanation, explain, write_explanation
 from cswe.training.inputs import StoreInput, open_input
 from cswe.training.model import Facts, Model
 from cswe.training.neighbors import _least, nearest
+from cswe.training.outputs import open_writer
 from cswe.training.recipes import recipe
 
 
@@ -209,6 +210,31 @@ def test_neighbours_from_the_command_line(trained, digits, vectors, capsys):
     assert told["digit-0007"][0]["label"] in {str(n) for n in range(10)}
     assert main([*arguments, "--split", "test"]) == 0
     assert "digit-0004\n" in capsys.readouterr().out
+
+
+def test_labels_of_neighbours_are_of_their_kind(make_store, tmp_path, tiny, capsys):
+    kinds = {
+        "real": ([[float(n % 3), 0.0] for n in range(24)], ["height", "weight"]),
+        "multilabel": ([[n % 2, 1] for n in range(24)], ["a", "b"]),
+    }
+    for kind, (labels, names) in kinds.items():
+        store = make_store(tmp_path / kind, labels, kind=kind, classes=names)
+        run = str(tmp_path / f"{kind}-run")
+        assert main(["train", str(store.path), "--out", run, *tiny, "--pool", "mean"]) == 0
+        capsys.readouterr()
+        assert main(["neighbors", run, str(store.path), "--query", "0", "--json"]) == 0
+        for row in json.loads(capsys.readouterr().out)["item 0"]:
+            label = labels[int(row["id"].split()[1])]
+            given = [name for name, there in zip(names, label, strict=True) if there]
+            assert row["label"] == (given if kind == "multilabel" else label)
+
+
+def test_an_id_is_one_line_for_every_reader(tmp_path):
+    names = ["a\r\nb", "c\u2028d", "e\x85f", "größe"]
+    with open_writer(tmp_path / "v.npy", 2) as writer:
+        writer.write(np.zeros((4, 2), dtype=np.float32), names)
+    text = (tmp_path / "v.ids.txt").read_text(encoding="utf-8")
+    assert text.splitlines() == ["a  b", "c d", "e f", "größe"]
 
 
 def test_explanations_of_a_point_set(trained, digits, tmp_path, capsys):

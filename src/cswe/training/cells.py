@@ -9,7 +9,7 @@ from typing import Any
 
 from cswe.training.checkpoint import read_json, write_json
 from cswe.training.choices import has_slices, parse_choices, parse_pool
-from cswe.training.errors import UserError
+from cswe.training.errors import UnreadableError, UserError
 from cswe.training.recipe import Recipe
 from cswe.training.recipes import EsmSize
 from cswe.training.recipes import recipe as named_recipe
@@ -154,8 +154,12 @@ class Plan:
     def recipe_of(self, pool: str, slices: int | None) -> Recipe:
         """Return the recipe of a cell: the paper's settings depend on the number of slices."""
         name, own = parse_pool(pool)
+        choices = parse_choices(self.choices)
+        for fixed, option in (("pool", "--pools"), ("slices", "--slices")):
+            if fixed in choices:  # a row is named by these: it would be told as something else than was trained
+                raise UserError(f"set: expected choices for all pools but got {fixed}, which is asked for by {option}")
         base = base_recipe(self.recipe, slices, self.esm)
-        return base.with_(**(parse_choices(self.choices) | own), pool=name).check()
+        return base.with_(**(choices | own), pool=name).check()
 
     def command(
         self,
@@ -222,8 +226,8 @@ class Result:
             **self.facts,
             "recipe": cell.recipe.to_json(),
         }
-        finite: dict[str, Any] = _finite(content)
-        return finite
+        told: dict[str, Any] = finite(content)
+        return told
 
     def write(self, file: Path) -> None:
         """Write the file aside and put it in place."""
@@ -232,16 +236,16 @@ class Result:
 
     @classmethod
     def read(cls, file: Path) -> "Result":
-        """Read the file of a cell; a damaged one is a `UserError`."""
+        """Read the file of a cell; a damaged one is an `UnreadableError`, one of another version a `UserError`."""
         return cls.from_json(read_json(file), file)
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: Path) -> "Result":
-        """Read the form that comes from a file; what is not such a form is a `UserError` that names the file."""
+        """Read the form that comes from a file; what is not such a form is an error that names the file."""
         content = dict(data)
         try:
-            if content.pop("format") != FORMAT or content.pop("version") != VERSION:
-                raise UserError(f"{file}: expected a cell of this version of cswe but got something else")
+            if (written := (content.pop("format"), content.pop("version"))) != (FORMAT, VERSION):
+                raise UserError(f"{written[0]!r}, version {written[1]}")
             recipe = Recipe.from_json(content.pop("recipe"))
             pool, layer, slices, seed = (content.pop(name) for name in ("pool", "layer", "slices", "seed"))
             scores = {
@@ -250,8 +254,13 @@ class Result:
             }
             cell = Cell(pool, layer, slices, seed, recipe)
             return cls(cell, content.pop("size"), scores, error=content.pop("error"), facts=content)
+        except UserError as error:
+            raise UserError(
+                f"{file}: expected a cell of this version of cswe but got another ({error}); update cswe, or choose "
+                "another folder"
+            ) from None
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file}: is damaged ({type(error).__name__}: {error})") from None
+            raise UnreadableError(f"{file}: is damaged ({type(error).__name__}: {error})") from None
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -272,10 +281,10 @@ def read_results(folder: Path) -> list[Result]:
     return sorted(results, key=place)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Replace what JSON cannot say, not-a-number and infinities, by null."""
     if isinstance(value, dict):
-        return {name: _finite(entry) for name, entry in value.items()}
+        return {name: finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

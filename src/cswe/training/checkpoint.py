@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cswe.training.errors import UserError
+from cswe.training.errors import UnreadableError, UserError
 from cswe.training.model import Facts, Model
 
 FORMAT, VERSION = "cswe-model", 1
@@ -124,11 +124,11 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{file}: expected a file but there is none of that name") from None
+        raise UnreadableError(f"{file}: expected a file but there is none of that name") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: is damaged ({error}); restore it from a copy, or train again") from None
+        raise UnreadableError(f"{file}: is damaged ({error}); restore it from a copy, or train again") from None
     if not isinstance(content, dict):
-        raise UserError(f"{file}: expected a JSON object but got {type(content).__name__}")
+        raise UnreadableError(f"{file}: expected a JSON object but got {type(content).__name__}")
     return content
 
 
@@ -137,9 +137,9 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except FileNotFoundError:
-        raise UserError(f"{file}: expected a file but there is none of that name") from None
+        raise UnreadableError(f"{file}: expected a file but there is none of that name") from None
     except SafetensorError as error:
-        raise UserError(f"{file}: is damaged ({error}); restore it from a copy, or train again") from None
+        raise UnreadableError(f"{file}: is damaged ({error}); restore it from a copy, or train again") from None
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from cswe.tokens import TokenStore
+from cswe.training.cells import finite
 from cswe.training.checkpoint import BEST, LAST, load, read_json, write_json
 from cswe.training.data import TrainingData, open_store
 from cswe.training.errors import UserError
@@ -182,7 +183,8 @@ def evaluate(
         batch_size=batch_size,
         device=str(default_device(device)),
     )
-    print(json.dumps(scores) if json_ else "  ".join(f"{name} {_number(value)}" for name, value in scores.items()))
+    told = "  ".join(f"{name} {_number(value)}" for name, value in scores.items())
+    print(json.dumps(finite(scores)) if json_ else told)
 
 
 def _in_turn(runs: Any) -> Iterator[Record]:

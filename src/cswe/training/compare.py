@@ -5,6 +5,7 @@ cell holds its lock, which ends with the process.
 """
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import Any
 
 import torch
 
-from cswe.tokens import Batches, Manifest, TokenStore
-from cswe.training.cells import CELLS, RUNS, Cell, Plan, Result
+from cswe.tokens import Batches, Manifest, TokenStore, TokenStoreError
+from cswe.training.cells import CELLS, RUNS, Cell, Plan, Result, read_results
 from cswe.training.checkpoint import BEST, LAST, existing, load, read_json, remove_folder, write_json
 from cswe.training.data import TrainingData, scoring_size
 from cswe.training.decisive import difference
-from cswe.training.errors import PausedError, TrainingError, UserError
+from cswe.training.errors import PausedError, TrainingError, UnreadableError, UserError
 from cswe.training.fit import fit
 from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, read_lines
@@ -32,6 +33,10 @@ from cswe.training.task import CHOSEN_BY
 
 PLAN, LOCK = "compare.json", "compare.lock"
 _WAIT = 0.5  # seconds between two looks at cells that others are working on
+
+
+class MixedSeedsWarning(UserWarning):
+    """Seeds of one row were trained with several recipes."""
 
 
 class Shelf:
@@ -144,6 +149,7 @@ def compare(
     if retry:
         _forget_failed(folder, cells, origin)
     there = _look(folder, cells, origin).values()
+    _check_folder(folder, cells, origin)
     note_plan(folder, path, plan, baseline, test=test, neighbors=neighbors, keep_models=keep_models)
     if test and any(lacks_scores(result, test=True, neighbors=False) for result in there):
         test = "test" in TokenStore(path, cells[0].layer).splits
@@ -219,7 +225,7 @@ def _look(folder: Path, cells: list[Cell], origin: dict[str, Any]) -> dict[str, 
         file = folder / CELLS / f"{cell.name}.json"
         try:
             result = Result.read(file) if file.exists() else None
-        except UserError:
+        except UnreadableError:
             continue
         if result is None:
             continue
@@ -229,6 +235,28 @@ def _look(folder: Path, cells: list[Cell], origin: dict[str, Any]) -> dict[str, 
             raise UserError(f"{file}: was computed on another store; choose another folder")
         found[cell.name] = result
     return found
+
+
+def _check_folder(folder: Path, cells: list[Cell], origin: dict[str, Any]) -> None:
+    """Look at what else is in the folder, since tables compare pools seed by seed, and average a row over its seeds."""
+    seeds = {(cell.layer, cell.seed) for cell in cells}
+    rows = {(cell.pool, cell.layer, cell.slices): cell for cell in cells}
+    mixed = {}
+    for result in read_results(folder):
+        there = result.cell
+        if (there.layer, there.seed) in seeds and not same_origin(noted_origin(result.facts), origin):
+            file = folder / CELLS / f"{there.name}.json"
+            raise UserError(f"{file}: was computed on another store; choose another folder")
+        mine = rows.get((there.pool, there.layer, there.slices))
+        if mine is not None and (other := difference(there.recipe, mine.recipe)):
+            mixed[f"{mine.label}, layer {mine.layer}"] = other
+    for row, other in mixed.items():
+        warnings.warn(
+            f"{row}: other seeds were trained with another recipe ({other}), and the table averages over all of them; "
+            "choose another folder to keep them apart",
+            MixedSeedsWarning,
+            stacklevel=3,
+        )
 
 
 def _through(folder: Path, results: Iterable[Result], wanted: dict[str, bool]) -> dict[str, Result]:
@@ -311,7 +339,9 @@ def run_cell(
         for record in fit(data, run, seed=cell.seed, resume=True, keep_last=keep_last, ranks=Ranks()):
             if record["epoch"] < cell.recipe.optimization.epochs and stop():
                 raise PausedError(f"{cell.label}: broken off after {record['epoch']} epochs")
-    except TrainingError as failure:
+    except (TokenStoreError, UserError):
+        raise  # no fault of its choices, which have been looked at: others would fare alike
+    except (TrainingError, ValueError) as failure:  # its choices' fault: others may be all right
         error = str(failure).replace(f"{run.parent.parent}/", "")  # wherever the folder may be moved to
     log = read_lines(run / LOG)
     facts: dict[str, Any] = {

@@ -139,8 +139,10 @@ def open_store(path: str | Path, facts: Facts) -> TokenStore:
 def check_labels(facts: Facts, store: TokenStore) -> None:
     """Raise an error unless a store's labels are what a model answers with."""
     mine, theirs = facts.labels, store.spec.labels
-    if mine.kind != theirs.kind or mine.width != theirs.width:
+    if mine.kind != theirs.kind:
         raise UserError(f"{store.path}: expected labels of kind {mine.kind!r}, as in training, but got {theirs.kind!r}")
+    if mine.width != theirs.width:
+        raise UserError(f"{store.path}: expected {mine.width} numbers a label, as in training, but got {theirs.width}")
     if mine.names and theirs.names and mine.names != theirs.names:
         new = sorted(set(theirs.names) - set(mine.names))
         detail = f"it has {new[0]!r}, for one, which the model does not know" if new else "they come in another order"

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,10 @@ from cswe.training.task import CHOSEN_BY, loss_of, scores_of
 _LOOK_EVERY = 50  # steps between two looks at values on an accelerator, which has to wait for each
 
 
+class NeverBoundWarning(UserWarning):
+    """A run ends before the level is measured that its bound is a fraction of: nothing holds its slices."""
+
+
 def fit(
     data: TrainingData,
     run: Path,
@@ -43,7 +48,7 @@ def fit(
     profile: bool = False,
     loggers: Sequence[Logger] = (),
     ranks: Ranks | None = None,
-) -> Iterator[Record]:
+) -> Generator[Record, None, None]:
     """Train a model, yielding the record of each epoch.
 
     Being a generator lets several runs take turns in one process; each is what it would be alone.
@@ -94,6 +99,7 @@ def fit(
             "batches, or fewer processes"
         )
     if ranks.first:
+        _check_bound(data, facts)
         begin(run, facts, origin_of(data.store.manifest), resume=resume)
     with claimed(run) if ranks.first else nullcontext():
         if resume and ranks.first:
@@ -212,6 +218,21 @@ def _epochs(
             if keep_last:
                 state.save(run, notes)
         yield record
+
+
+def _check_bound(data: TrainingData, facts: Facts) -> None:
+    """Warn where all steps go by while the level is measured that the bound is a fraction of."""
+    choice = facts.recipe.bounding
+    if facts.recipe.pooling.pool != "cswe" or choice.bound_scale != "fraction":
+        return
+    steps = facts.recipe.optimization.epochs * len(data.train.order(0))
+    if steps <= choice.bound_batches:
+        warnings.warn(
+            f"the bound is never in force: its level is measured on the first {choice.bound_batches} batches, and this "
+            f"run has {steps}; lower bound_batches, or take smaller batches or more epochs",
+            NeverBoundWarning,
+            stacklevel=2,
+        )
 
 
 def _step(state: State, clip: float | None, run: Path) -> bool:

@@ -13,6 +13,8 @@ from cswe.training.errors import UserError
 
 Block = npt.NDArray[np.float32]
 SUFFIXES = (".npy", ".parquet", ".h5")
+# Whatever some reader takes for the end of a line: ids behind it would belong to other vectors.
+_ONE_LINE = str.maketrans(dict.fromkeys("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", " "))
 _BLOCK = 2**22  # bytes of a row group or chunk
 
 
@@ -96,7 +98,7 @@ class NpyWriter:
     def write(self, vectors: Block, ids: list[str]) -> None:
         """Append some rows."""
         self._stream.write(np.ascontiguousarray(vectors, dtype="<f4").tobytes())
-        self._ids.writelines(name.replace("\n", " ") + "\n" for name in ids)
+        self._ids.writelines(name.translate(_ONE_LINE) + "\n" for name in ids)
         self._rows += len(vectors)
 
     def close(self) -> None:

@@ -256,6 +256,7 @@ _RANGES: dict[str, dict[str, tuple[float, float, bool]]] = {
         "batch_size": (1, _ANY, False),
         "lr": (0, _ANY, True),
         "schedule_every": (1, _ANY, False),
+        "schedule_factor": (0, _ANY, False),
         "weight_decay": (0, _ANY, False),
         "clip": (0, _ANY, True),
         "early_stop": (1, _ANY, False),

@@ -3,8 +3,8 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -120,15 +120,18 @@ def sweep(
             continue
         value, error = None, None
         try:
-            point = _point(recipe, held.choices, manifest, where)
-            value = _train(held, folder, point, shelf, where, numbers, score)
-            if value is not None and not math.isfinite(value):
-                value, error = None, f"validation {score} is {value}"
-        except (TokenStoreError, UserError):
-            raise  # no fault of its choices, which have been looked at: others would fare alike
-        except (TrainingError, ValueError) as failure:  # its choices' fault: others may be all right
-            error = str(failure).replace(f"{folder}/", "")
-        search.finish(held, value, error=error)
+            try:
+                point = _point(recipe, held.choices, manifest, where)
+                value = _train(held, folder, point, shelf, where, numbers, score)
+                if value is not None and not math.isfinite(value):
+                    value, error = None, f"validation {score} is {value}"
+            except (TokenStoreError, UserError):
+                raise  # no fault of its choices, which have been looked at: others would fare alike
+            except (TrainingError, ValueError) as failure:  # its choices' fault: others may be all right
+                error = str(failure).replace(f"{folder}/", "")
+            search.finish(held, value, error=error)
+        finally:
+            held.lock.release()  # who was interrupted may search again in this very process, a notebook's say
         _tidy(folder, held.run)
         told = error or ("pruned" if value is None else f"validation {score} {100 * value:.2f}")
         tell(f"trial {held.run}: {_listed(held.choices)}: {told}")
@@ -173,32 +176,43 @@ def _train(
     fits = [fit(data, run, seed=seed, resume=True, ranks=Ranks()) for seed, run in zip(seeds, runs, strict=True)]
     epochs = recipe.optimization.epochs
     reported = 0
-    for _ in _rounds(fits):
-        reported = _report(held, runs, score, reported)
-        if reported < epochs and held.trial.should_prune():
-            return None
-    _report(held, runs, score, reported)
+    with ExitStack() as stack:
+        for run in fits:
+            stack.enter_context(closing(run))
+        for reached in _rounds(fits):
+            reported = _report(held, runs, score, reported, reached)
+            if reported < epochs and held.trial.should_prune():
+                return None
+    _report(held, runs, score, reported, epochs)
     best = [max((line["validation"][score] for line in read_lines(run / LOG)), default=math.nan) for run in runs]
     return sum(best) / len(best)
 
 
-def _report(held: Held, runs: list[Path], score: str, reported: int) -> int:
-    """Tell Optuna the mean score of every epoch that it has not been told of; return the last one."""
+def _report(held: Held, runs: list[Path], score: str, reported: int, reached: int) -> int:
+    """Tell Optuna the mean score of every epoch reached that it has not been told of; return the last one."""
     scores = [[line["validation"][score] for line in read_lines(run / LOG)] for run in runs]
-    for epoch in range(reported, max(map(len, scores))):
+    last = min(reached, max(map(len, scores)))
+    for epoch in range(reported, last):
         # A run that stopped early keeps its last score.
         mean = sum(values[min(epoch, len(values) - 1)] for values in scores) / len(scores)
         held.trial.report(mean, epoch + 1)
-    return max(map(len, scores))
+    return last
 
 
-def _rounds(fits: list[Iterator[Record]]) -> Iterator[None]:
-    """Let runs take turns; a round is an epoch of each that is not through."""
-    active = list(fits)
-    while active:
-        active = [run for run in active if next(run, None) is not None]
-        if active:
-            yield
+def _rounds(fits: Sequence[Iterator[Record]]) -> Iterator[int]:
+    """Let runs take turns, those behind first; yield the epoch that all have reached which are not through."""
+    reached = dict.fromkeys(fits, 0)
+    while reached:
+        # Of runs that were killed some may be an epoch ahead: the others catch up before any goes on.
+        behind = min(reached.values())
+        for run in [run for run, epoch in reached.items() if epoch == behind]:
+            record = next(run, None)
+            if record is None:
+                del reached[run]
+            else:
+                reached[run] = record["epoch"]
+        if reached:
+            yield min(reached.values())
 
 
 def _claim(folder: Path, plan: dict[str, Any]) -> None:
@@ -239,7 +253,8 @@ def best_line(folder: Path) -> str:
         rows = list(csv.DictReader(stream))
     done = [row for row in rows if row["state"] == "complete"]
     best = max(done, key=lambda row: float(row["validation"]))
-    chosen = ", ".join(f"{name}={value}" for name, value in best.items() if name not in (*_LEAD, *_REST))
+    # In the table a choice that is no value is an empty field.
+    chosen = ", ".join(f"{name}={value or None}" for name, value in best.items() if name not in (*_LEAD, *_REST))
     others = f"{len(rows)} trials, {sum(row['state'] == 'pruned' for row in rows)} of them pruned"
     return f"best of {others}: {chosen}; validation {100 * float(best['validation']):.2f}"
 

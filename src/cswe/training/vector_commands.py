@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import tyro
 
+from cswe.tokens import LabelSpec
 from cswe.tokens.sources.opening import Format
 from cswe.training.checkpoint import load
 from cswe.training.data import open_store
@@ -119,13 +120,13 @@ def neighbors(
     sets = StoreInput(opened, split)
     blocks = (vectors for vectors, _ in embed_blocks(trained, sets, batch_size=batch_size, device=where))
     distances, found = nearest(queries, blocks, k, metric, skip)
-    ids, labels, names = opened.ids, opened.labels, opened.label_names
+    ids, labels = opened.ids, opened.labels
     result = {
         ids[place]: [
             {
                 "id": ids[among[row]],
                 "distance": distance,
-                **({"label": _label(labels[among[row]], names)} if labels is not None else {}),
+                **({"label": _label(labels[among[row]], opened.spec.labels)} if labels is not None else {}),
             }
             for distance, row in zip(distances[number].tolist(), found[number].tolist(), strict=True)
         ]
@@ -190,9 +191,10 @@ def explain(
     print(f"{out}: shares of {told.of}, {float(told.shares.sum()):.4g} in all; most from tokens {most}")
 
 
-def _label(value: torch.Tensor, names: tuple[str, ...]) -> object:
-    if value.ndim == 0:
-        return names[int(value)] if names else int(value)
-    if names:
-        return [name for name, given in zip(names, value.tolist(), strict=True) if given]
+def _label(value: torch.Tensor, labels: LabelSpec) -> object:
+    """Return a label as people know it: a class or several by name, where they have names; otherwise numbers."""
+    if labels.kind == "class":
+        return labels.names[int(value)] if labels.names else int(value)
+    if labels.kind == "multilabel" and labels.names:
+        return [name for name, given in zip(labels.names, value.tolist(), strict=True) if given]
     return value.tolist()
