@@ -171,13 +171,22 @@ def chosen_by(search: Search, folders: Iterable[Path]) -> Chosen:
     return {key: tuple(entry["choices"]) for key, entry in read_choices(search, folders).items()}
 
 
+def _made_by(entry: dict[str, Any], tried: dict[str, float]) -> bool:
+    """Say whether these scores are among those that a choice was made by: it may have had more points."""
+    return all(entry["tried"].get(point) == score for point, score in tried.items())
+
+
 def note_choices(search: Search, results: Iterable[Result], folders: list[Path]) -> None:
-    """Write new choices down in the first folder; old ones are kept, since final runs may have been made with them."""
+    """Write new choices down in the first folder; old ones are kept as long as the scores that they were made by are.
+
+    Final runs were made with them: where points of a search are made again and speak for another choice, so are those.
+    """
     known = read_choices(search, folders)
     made = {(entry["layer"], entry["pooling"], entry["seed"]): entry for entry in choose(search, results)}
-    if not made.keys() - known.keys():
+    new = {key: entry for key, entry in made.items() if key not in known or not _made_by(known[key], entry["tried"])}
+    if not new:
         return
-    every = {**made, **known}
+    every = {**known, **new}
     order = sorted(every, key=lambda key: (key[0], key[1], -1 if key[2] is None else key[2]))
     write_lines(
         folders[0] / search.file,

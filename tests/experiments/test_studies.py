@@ -23,15 +23,17 @@ def test_final_runs_wait_for_their_own_choice_alone(scored, tmp_path):
     assert chosen == {(12, "weighted", None): IMAGES.grid[-1]}
     assert {(task.cell.layer, task.cell.pool) for task in tuned.tasks(chosen)} == {(12, POOLS["weighted"].text)}
     assert few.tasks(chosen) == []  # two weightings are no rival there
-    better = [scored(task.cell, -number / 100) for number, task in enumerate(tasks)]
-    note_choices(IMAGES, better, [tmp_path])
+    falling = [scored(task.cell, -number / 100) for number, task in enumerate(tasks)]
+    note_choices(IMAGES, [*results[:grid], *falling[grid:]], [tmp_path])
     chosen = chosen_by(IMAGES, [tmp_path])
     assert len(few.tasks({(12, "weighted-1", None): IMAGES.grid[0]})) == 3 * 3
-    assert chosen.pop((12, "weighted", None)) == IMAGES.grid[-1]  # is not changed any more
+    assert chosen.pop((12, "weighted", None)) == IMAGES.grid[-1]  # stays what it was
     assert set(chosen.values()) == {IMAGES.grid[0]}
     assert len(chosen) == len(IMAGES.sought) - 1
     entry = read_choices(IMAGES, [tmp_path])[6, "gap", None]
     assert entry["validation"] == max(entry["tried"].values())
+    note_choices(IMAGES, falling, [tmp_path])  # the first points were made again, and speak for another choice
+    assert chosen_by(IMAGES, [tmp_path])[12, "weighted", None] == IMAGES.grid[0]
 
 
 def test_choices_of_an_earlier_folder_count(tmp_path):
