@@ -113,7 +113,7 @@ PROTEINS = Search(
 SPLITS = {RAW: 10, TOKENS: 6, NORMED: 10}
 POINTS = Search(
     "points-tuning",
-    (("lr=0.0003",), ("lr=0.003",), ("lr=0.03",)),
+    (("lr=0.0003",), ("lr=0.003",), ("lr=0.03",), ("lr=0.1",)),
     tuple(
         # By the validation set of its own split: that of another one has shapes of this one's test set.
         Sought(layer, key, named.text, 16, 10 + split, split)
