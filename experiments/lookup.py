@@ -59,7 +59,7 @@ def gain_text(row: Row | None, rival: Row | None, split: str = "test", metric: s
     difference = gain(row, rival, split, metric)
     if not difference.count:
         return NOTHING
-    text = f"{100 * difference.mean:+.2f}"
+    text = f"{round(100 * difference.mean, 2) + 0.0:+.2f}"  # a difference of nothing has no sign
     if math.isnan(difference.error):
         return f"{text} (one seed)"
     text += f" ± {100 * difference.error:.2f}"

@@ -17,7 +17,7 @@ from cswe.training.cells import Result
 from cswe.training.checkpoint import LAST, remove_folder
 from cswe.training.compare import Shelf, line_of, run_cell
 from cswe.training.decisive import difference
-from cswe.training.errors import PausedError
+from cswe.training.errors import PausedError, TrainingError
 from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, Record, read_lines
 from experiments.expect import Sizes, expected_seconds
@@ -295,6 +295,7 @@ class Worker:
                 keep_models=False,
                 keep_last=self._pausable(expected),
                 stop=lambda: self._pausable(expected) and time.monotonic() > self.until,
+                faults=(TrainingError,),  # anything else is a mistake of ours, and no result
             )
         except PausedError as paused:
             self.tell(f"[{self.number}] {study.name}: {paused}, after {time.monotonic() - started:.0f} s")

@@ -14,6 +14,7 @@ import torch
 from cswe.tokens import Item, TokenStore
 from cswe.tokens.backbones.base import Backbone, Encoded
 from cswe.training.cells import Plan
+from cswe.training.fit import fit
 from cswe.training.locking import Lock
 from cswe.training.provenance import commit
 from experiments import worker as worker_module
@@ -302,15 +303,17 @@ def test_without_a_search_nothing_is_waited_for(work):
     assert told == ["worker 0: nothing left to begin"]
 
 
-def test_a_cell_that_breaks_down_does_not_stop_the_others(work, monkeypatch, tmp_path):
-    whole = worker_module.run_cell
+@pytest.mark.parametrize("mistake", [RuntimeError, ValueError])
+def test_a_cell_that_breaks_down_does_not_stop_the_others(work, monkeypatch, tmp_path, mistake):
+    """And is no result, so that the next command tries it again."""
+    whole = fit
 
-    def breaks(cell, *arguments, **options):
-        if cell.pool == "mean" and cell.seed == 0:
-            raise RuntimeError("out of memory")
-        return whole(cell, *arguments, **options)
+    def breaks(data, run, **options):
+        if "mean.layer-6.seed-0" in run.name:
+            raise mistake("out of memory")
+        return whole(data, run, **options)
 
-    monkeypatch.setattr(worker_module, "run_cell", breaks)
+    monkeypatch.setattr("cswe.training.compare.fit", breaks)
     worker, told = work(study())
     assert worker.run() == 3
     assert worker.failed == ["mean.layer-6.seed-0"]

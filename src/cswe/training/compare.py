@@ -307,6 +307,7 @@ def run_cell(
     keep_models: bool = True,
     keep_last: bool = True,
     stop: Callable[[], bool] = lambda: False,
+    faults: tuple[type[Exception], ...] = (TrainingError, ValueError),
 ) -> Result:
     """Train one cell, or go on with it, and score its best model.
 
@@ -324,6 +325,8 @@ def run_cell(
         As in `fit`.
     stop
         Asked after every epoch but the last whether to break off.
+    faults
+        Errors that are its choices' fault, and which the result tells: others may be all right.
 
     Raises
     ------
@@ -341,7 +344,7 @@ def run_cell(
                 raise PausedError(f"{cell.label}: broken off after {record['epoch']} epochs")
     except (TokenStoreError, UserError):
         raise  # no fault of its choices, which have been looked at: others would fare alike
-    except (TrainingError, ValueError) as failure:  # its choices' fault: others may be all right
+    except faults as failure:
         error = str(failure).replace(f"{run.parent.parent}/", "")  # wherever the folder may be moved to
     log = read_lines(run / LOG)
     facts: dict[str, Any] = {
