@@ -22,7 +22,7 @@ from cswe.training.errors import UserError
 from cswe.training.locking import Lock
 from cswe.training.parallel import default_device
 from cswe.training.provenance import commit, machine, peak_memory, versions
-from experiments.pools import NORMED, RAW, TOKENS
+from experiments.pools import NORMED, POINT_FRACTIONS, RAW, TOKENS
 from experiments.records import RESULTS, add_extraction
 from experiments.tuning import LAYERS, SPLITS
 
@@ -82,7 +82,7 @@ def _shapes(seed: int) -> Callable[[Path], Source]:
         file = assets / "modelnet-part.npz"
         if not file.exists():
             raise ValueError(f"{file}: there is none; make it with python -m experiments.prepare")
-        return PointSets(file, fractions=(0.2, 0.3), seed=seed)
+        return PointSets(file, fractions=POINT_FRACTIONS, seed=seed)
 
     return shapes
 

@@ -40,7 +40,9 @@ def headline(results: Results) -> str:
     swe = results.row("proteins-table", with_choices("swe", LITERAL), PROTEIN_LAYER, 64)
     raw = results.row("points-table", "swe", RAW, RAW_SLICES)
     scores = [mean_text(swe), mean_text(raw), mean_text(raw, metric="balanced")]
-    lines.append(["the same here, by its recipe (mean, SWE, C-SWE; SWE, L = 64)", *here, NOTHING, *scores])
+    lines.append(["the same here, unregularised (mean, SWE or C-SWE; SWE, L = 64)", *here, NOTHING, *scores])
+    mapped = [mean_text(results.row("images-map", "swe", layer)) for layer in LAYERS]
+    lines.append(["its map M → 1 of SWE here, 128 numbers, unregularised", *mapped, *[NOTHING] * 4])
     return grid(head, lines)
 
 

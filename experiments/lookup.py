@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from cswe.training.table import Mean, Row, Table, grid
 from experiments.pools import POOLS
@@ -54,9 +55,19 @@ def gain(row: Row | None, rival: Row | None, split: str = "test", metric: str = 
     return Mean.of([mine[seed] - theirs[seed] for seed in mine if seed in theirs])
 
 
-def gain_text(row: Row | None, rival: Row | None, split: str = "test", metric: str = "top1") -> str:
-    """Print a difference with its standard error, bold if it is clear."""
-    difference = gain(row, rival, split, metric)
+def for_overlap(difference: Mean, test_by_train: float) -> Mean:
+    """Widen the error of a mean over random splits of the same items, which are not independent of each other.
+
+    Nadeau and Bengio, Inference for the generalization error, Machine Learning 52, 2003.
+    """
+    return replace(difference, std=difference.std * math.sqrt(1 + difference.count * test_by_train))
+
+
+def gain_text(
+    row: Row | None, rival: Row | None, split: str = "test", metric: str = "top1", test_by_train: float = 0.0
+) -> str:
+    """Print a difference with its standard error, bold if it is clear; corrected for overlap if splits do."""
+    difference = for_overlap(gain(row, rival, split, metric), test_by_train)
     if not difference.count:
         return NOTHING
     text = f"{round(100 * difference.mean, 2) + 0.0:+.2f}"  # a difference of nothing has no sign
@@ -64,6 +75,13 @@ def gain_text(row: Row | None, rival: Row | None, split: str = "test", metric: s
         return f"{text} (one seed)"
     text += f" ± {100 * difference.error:.2f}"
     return f"**{text}**" if difference.clear else text
+
+
+def swgg_text(row: Row | None) -> str:
+    """Print exact SWGG after the last epoch, averaged over slices and seeds."""
+    if row is None:
+        return NOTHING
+    return f"{mean(mean(result.facts['log'][-1]['swgg_exact']) for result in row.whole):.1f}"
 
 
 def count_text(row: Row | None) -> str:

@@ -101,6 +101,7 @@ TOKEN_POOLS = {
     ),
 }
 RAW, TOKENS, NORMED = 0, 5, 6  # layers: the points, tokens of the Point Cloud Transformer, the same normalised
+POINT_FRACTIONS = 0.2, 0.3  # for validation and test, in every split
 POINT_LAYERS = {RAW: RAW_POOLS, TOKENS: TOKEN_POOLS, NORMED: POINT_POOLS}
 
 

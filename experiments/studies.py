@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cswe.training.cells import Cell, Plan
-from experiments.pools import FEW_RIVALS, NORMED, POOLS, RAW, SHAPES, TOKENS, with_choices
+from experiments.pools import FEW_RIVALS, NORMED, POINT_LAYERS, POOLS, RAW, SHAPES, TOKENS, with_choices
 from experiments.tuning import IMAGES, LAYERS, POINTS, PROTEIN_LAYER, PROTEINS, Chosen, Search
 
 
@@ -290,6 +290,18 @@ def _points(chosen: Chosen) -> list[Entry]:
     return entries
 
 
+def _points_evolution(_: Chosen) -> list[Entry]:
+    """How far a bound comes in so few steps: on the first split, with two rates on tokens and one on the points."""
+    return [
+        _point_entry(
+            key, layer, 0, 2, (16,), Plan((with_choices(POINT_LAYERS[layer][key].text, f"lr={rate}"),), first_seed=10)
+        )
+        for layer, rates in ((TOKENS, (0.003, 0.03)), (RAW, (0.03,)))
+        for key in ("swe", "cswe")
+        for rate in rates
+    ]
+
+
 STUDIES = {
     study.name: study
     for study in (
@@ -310,6 +322,7 @@ STUDIES = {
         Study("proteins-evolution", "proteins", _evolution, keep_log=True),
         Study("points-tuning", "points", _points_tuning, test=False),
         Study("points-table", "points", _points, POINTS),
+        Study("points-evolution", "points", _points_evolution, test=False, keep_log=True),
     )
 }
 SEARCHES = {search.name: search for search in (IMAGES, PROTEINS, POINTS)}

@@ -5,12 +5,14 @@ And the short table in ``README.md``, between its marks.
 In the template ``{{table NAME}}`` and ``{{figure NAME}}`` stand for what their names say, ``{{progress}}`` for what is
 still to run, ``{{score STUDY POOL LAYER L}}`` for a mean over seeds and ``{{gain STUDY POOL RIVAL LAYER L}}`` for a
 difference seed by seed, with its standard error: of test accuracy, balanced on points, or of METRIC, if the study is
-named ``STUDY:METRIC``, and on another split, if it is named ``STUDY:METRIC@SPLIT``. L is left out for poolings
-that have no slices, or one number of them; a second L is the rival's, and so is a second layer, as in ``6:5``.
-Poolings are named as in `experiments.pools`; ``:80`` after a name: its runs of 80 epochs, or of 80 labels a class in
-`images-few`; ``STUDY/`` before it: its runs in another study. What stands between ``{{if STUDY}}`` and ``{{end}}`` is
-left out while that study has no results; ``{{if STUDY:TEXT}}``: none with this in their name. No number of ours is
-written by hand.
+named ``STUDY:METRIC``, and on another split, if it is named ``STUDY:METRIC@SPLIT``. ``gain-overlap`` corrects the error
+for splits of points having shapes in common; ``{{swgg STUDY POOL LAYER L}}`` is SWGG after the last epoch.
+
+L is left out for poolings that have no slices, or one number of them; a second L is the rival's, and so is a second
+layer, as in ``6:5``. Poolings are named as in `experiments.pools`; ``:80`` after a name: its runs of 80 epochs, of 80
+labels a class in `images-few`, or with that rate in `points-evolution`; ``STUDY/`` before it: its runs in another
+study. What stands between ``{{if STUDY}}`` and ``{{end}}`` is left out while that study has no results;
+``{{if STUDY:TEXT}}``: none with this in their name. No number of ours is written by hand.
 """
 
 import argparse
@@ -22,14 +24,15 @@ from typing import Any
 from cswe.training.table import Row, grid
 from experiments import image_tables, set_tables
 from experiments.headline import README, with_headline
-from experiments.lookup import NOTHING, Results, gain_text, mean_text
-from experiments.pools import POINT_LAYERS, POOLS, with_choices
+from experiments.lookup import NOTHING, Results, gain_text, mean_text, swgg_text
+from experiments.pools import POINT_FRACTIONS, POINT_LAYERS, POOLS, with_choices
 from experiments.records import RESULTS, read_extractions, read_study
 from experiments.studies import STUDIES
 
 TEMPLATE = Path(__file__).with_name("results_template.md")
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 FIGURES = PAGE.parent / "figures"
+TEST_BY_TRAIN = POINT_FRACTIONS[1] / (1 - sum(POINT_FRACTIONS))
 
 
 def made_table(results: Results) -> str:
@@ -122,7 +125,7 @@ def render(template: str, results: Results) -> str:
             study, _, name = name.partition("/")
         key, _, count = name.partition(":")
         named = POINT_LAYERS[int(layer)][key] if study.startswith("points") else POOLS[key]
-        counted = "labels_per_class" if study == "images-few" else "epochs"
+        counted = {"images-few": "labels_per_class", "points-evolution": "lr"}.get(study, "epochs")
         text = with_choices(named.text, f"{counted}={count}") if count else named.text
         return results.row(study, text, int(layer), int(slices[0]) if slices else named.slices)
 
@@ -135,7 +138,7 @@ def render(template: str, results: Results) -> str:
         if kind == "figure":
             there = (FIGURES / f"{words[0]}.png").exists()
             return f"![{words[0]}](figures/{words[0]}.png)" if there else ""
-        if kind in ("score", "gain"):
+        if kind in ("score", "gain", "gain-overlap"):
             study, _, asked = words.pop(0).partition(":")
             asked, _, split = asked.partition("@")
             metric = asked or ("balanced" if study.startswith("points") else "top1")
@@ -145,8 +148,14 @@ def render(template: str, results: Results) -> str:
             key, rival, layers, *slices = words
             layer, _, rivals_layer = layers.partition(":")
             other = row(study, rival, rivals_layer or layer, slices[1:] or slices)
-            return gain_text(row(study, key, layer, slices), other, split or "test", metric)
-        raise ValueError(f"{TEMPLATE.name}: expected table, figure, progress, score or gain but got {match.group(0)!r}")
+            overlap = TEST_BY_TRAIN if kind == "gain-overlap" else 0.0
+            return gain_text(row(study, key, layer, slices), other, split or "test", metric, overlap)
+        if kind == "swgg":
+            study, key, layer, *slices = words
+            return swgg_text(row(study, key, layer, slices))
+        raise ValueError(
+            f"{TEMPLATE.name}: expected table, figure, progress, score, gain or swgg but got {match.group(0)!r}"
+        )
 
     kept = re.sub(r"\{\{if (\S+?)\}\}\n(.*?)\{\{end\}\}\n", part, template, flags=re.DOTALL)
     filled = re.sub(r"\{\{(.+?)\}\}", fill, kept)

@@ -94,6 +94,11 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     assert text.endswith("71.00 (1.00), **+1.33 ± 0.17**")
     assert render("{{score images-tuned:nearest weighted 12}}", results).endswith("\n–")
     assert "**+1.33 ± 0.17**" in TABLES["images-tuned-differences"](results)
+    # Three splits of the same shapes, 30 % of them for testing and 50 % for training: √(1 + 3 · 0.6) times the error.
+    overlapping = render("{{gain-overlap images-tuned weighted attention-5 12}}", results)
+    assert overlapping.endswith("\n**+1.33 ± 0.28**")
+    assert render("{{gain-overlap images-tuned weighted attention-5 9}}", results).endswith("\n+1.33 ± 0.56")
+    assert render("{{swgg points-evolution swe:0.03 5 16}}", results).endswith("\n–")
     with pytest.raises(ValueError, match="expected table"):
         render("{{poem}}", results)
 
