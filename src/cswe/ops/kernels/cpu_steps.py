@@ -36,8 +36,12 @@ def compiled(function: Function) -> Function:
 
 
 def internal(function: Function) -> Function:
-    """Compile as a part of those that call it: not to be called from Python, and not kept by itself."""
-    return cast(Function, _compile(function, no_cpython_wrapper=True, no_cfunc_wrapper=True))
+    """Compile as a part of those that call it: not to be called from Python, and not kept by itself.
+
+    Inlined always. Called, it would be there twice in the process that compiles it, by itself and in its caller's
+    module, summed in two orders: that process would then run the one, and all that load the caller from disk the other.
+    """
+    return cast(Function, _compile(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True))
 
 
 _compile = partial(njit, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
