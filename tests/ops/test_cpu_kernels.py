@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -267,6 +268,35 @@ def test_compiled_to_machine_code():
     found = torch.autograd.grad(torch.compile(total, fullgraph=True)(*inputs), inputs[1:])
     for a, b in zip(found, torch.autograd.grad(total(*inputs), inputs[1:]), strict=True):
         torch.testing.assert_close(a, b)
+
+
+BITS = """
+import hashlib
+import torch
+from cswe.ops import LapSum, SoftSort, swgg
+draw = torch.Generator().manual_seed(0)
+x, y, slices = (torch.randn(shape, generator=draw) for shape in ((8, 100, 33), (37, 33), (5, 33)))
+x[:, 1::7] = x[:, ::7]  # ties
+inputs = [tensor.requires_grad_() for tensor in (x, y, slices)]
+for relaxation in (SoftSort(0.5), LapSum(0.5)):
+    distances = swgg(*inputs, relaxation)
+    for tensor in (distances, *torch.autograd.grad(distances.sum(), inputs)):
+        print(hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest())
+"""
+
+
+def test_the_same_bits_in_the_process_that_compiles_and_in_the_next(tmp_path):
+    """Else a run that was broken off in the former would not go on in the latter as if nothing had been."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    told = []
+    for _ in range(2):
+        found = subprocess.run(
+            [sys.executable, "-c", BITS], capture_output=True, text=True, check=True, env=environment
+        )
+        told.append(found.stdout.splitlines())
+        assert list(tmp_path.rglob("*.nbc"))  # or the next would compile again
+    assert len(told[0]) == 8
+    assert told[0] == told[1]
 
 
 @pytest.fixture
