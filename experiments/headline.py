@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cswe.training.table import grid
-from experiments.image_tables import papers_three_here
+from experiments.image_tables import mapped_here, papers_three_here
 from experiments.lookup import NOTHING, Results, mean_text
 from experiments.paper import best_texts
 from experiments.pools import RAW, RAW_POOLS, with_choices
@@ -41,7 +41,7 @@ def headline(results: Results) -> str:
     raw = results.row("points-table", "swe", RAW, RAW_SLICES)
     scores = [mean_text(swe), mean_text(raw), mean_text(raw, metric="balanced")]
     lines.append(["the same here, unregularised (mean, SWE or C-SWE; SWE, L = 64)", *here, NOTHING, *scores])
-    mapped = [mean_text(results.row("images-map", "swe", layer)) for layer in LAYERS]
+    mapped = map(mean_text, mapped_here(results))
     lines.append(["its map M → 1 of SWE here, 128 numbers, unregularised", *mapped, *[NOTHING] * 4])
     return grid(head, lines)
 

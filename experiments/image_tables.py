@@ -182,7 +182,7 @@ def tuned_table(results: Results) -> str:
     lines.append(
         ["the same three here (SWE with 30 epochs)", "", "3", *map(mean_text, papers_three_here(results)), "", ""]
     )
-    mapped = [results.row("images-map", "swe", layer) for layer in LAYERS]
+    mapped = mapped_here(results)
     lines.append(["SWE, M → 1 here (30 epochs)", "128", count_text(mapped[-1]), *map(mean_text, mapped), "", ""])
     return grid(head, lines)
 
@@ -192,6 +192,11 @@ def papers_three_here(results: Results) -> list[Row | None]:
     pools = ("mean:epochs=80", "swe", "cswe:epochs=80")
     rows = [[results.row("images-table1", pool, layer) for pool in pools] for layer in LAYERS]
     return [max(filter(None, found), key=lambda row: row.mean("test", "top1").mean, default=None) for found in rows]
+
+
+def mapped_here(results: Results) -> list[Row | None]:
+    """Return the learned map M → 1 of SWE at every layer."""
+    return [results.row("images-map", "swe", layer) for layer in LAYERS]
 
 
 def _against(results: Results, study: str, keys: tuple[str, ...], rivals: tuple[str, ...], metric: str = "top1") -> str:

@@ -306,12 +306,11 @@ def test_without_a_search_nothing_is_waited_for(work):
 @pytest.mark.parametrize("mistake", [RuntimeError, ValueError])
 def test_a_cell_that_breaks_down_does_not_stop_the_others(work, monkeypatch, tmp_path, mistake):
     """And is no result, so that the next command tries it again."""
-    whole = fit
 
     def breaks(data, run, **options):
         if "mean.layer-6.seed-0" in run.name:
             raise mistake("out of memory")
-        return whole(data, run, **options)
+        return fit(data, run, **options)
 
     monkeypatch.setattr("cswe.training.compare.fit", breaks)
     worker, told = work(study())
