@@ -22,6 +22,7 @@ Line = tuple[str, str, str]  # pool, label, colour
 _PAPER: tuple[Line, ...] = (("swe", "SWE", AMBER), ("cswe", "C-SWE", BLUE))
 _IMAGES: tuple[Line, ...] = (
     ("swe", "SWE, 30 epochs", AMBER),
+    ("swe:epochs=80", "SWE, 80 epochs", ROSE),
     ("cswe", "C-SWE, 30 epochs", BLUE),
     ("cswe:epochs=80", "C-SWE, 80 epochs", PURPLE),
 )

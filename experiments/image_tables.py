@@ -77,22 +77,23 @@ def epochs_check(results: Results) -> str:
 
 
 def slices_table(results: Results) -> str:
-    """Accuracy against the number of slices at layer 12."""
+    """Accuracy against the number of slices at layer 12; C-SWE is held against SWE with as many epochs."""
     head = ["L", "Pooling", "Epochs", "Size", "Seeds", "Top-1", "Top-5", "C-SWE − SWE"]
     head += ["Time", "paper", "Memory", "paper"]
     lines = []
     for slices in (4, 8, 16, 32, 64, 128):
         study = "images-table1" if slices == 128 else "images-slices"
-        plain = results.row(study, "swe", 12, slices)
-        for label, epochs, row in (
-            ("SWE", "30", plain),
-            ("C-SWE", "30", results.row(study, "cswe", 12, slices)),
-            ("C-SWE", "80", results.row(study, "cswe:epochs=80", 12, slices)),
+        plain, long = (results.row(study, pool, 12, slices) for pool in ("swe", "swe:epochs=80"))
+        for label, epochs, row, twin in (
+            ("SWE", "30", plain, None),
+            ("SWE", "80", long, None),
+            ("C-SWE", "30", results.row(study, "cswe", 12, slices), plain),
+            ("C-SWE", "80", results.row(study, "cswe:epochs=80", 12, slices), long),
         ):
             if row is None:
                 continue
             told = image_resources(slices) or (NOTHING, NOTHING)
-            difference = "" if row is plain else gain_text(row, plain)
+            difference = gain_text(row, twin) if label == "C-SWE" else ""
             scores = [mean_text(row), mean_text(row, metric="top5")]
             own = [seconds_text(row), told[0], memory_text(row), told[1]]
             lines.append([str(slices), label, epochs, size_text(row), count_text(row), *scores, difference, *own])

@@ -100,10 +100,13 @@ def _slices(_: Chosen) -> list[Entry]:
     plan = Plan(("swe",), (4, 8, 16, 32, 64), layers=(12,), recipe="images", choices=THIRTY)
     short = replace(plan, pools=("cswe",), seeds=1)
     whole = replace(plan, pools=("cswe:epochs=80",), choices=())
+    # Do more epochs help SWE with few slices as they help C-SWE? With 128 they do harm.
+    long = replace(whole, pools=("swe:epochs=80",))
     return [
         *_seeds(plan, (6, 7, 7), "images"),
         Entry(short, 6, "images"),
         *_seeds(whole, (6, 9, 9), "images"),
+        *_seeds(long, (8, 10, 10), "images"),
     ]
 
 

@@ -74,7 +74,7 @@ def test_studies_are_what_the_page_says():
     tasks = {name: study.tasks(everything(study)) for name, study in STUDIES.items()}
     counts = {name: len(found) for name, found in tasks.items()}
     assert counts["images-table1"] == 3 * 3 * 3 + 3 + 3 * 3 * 4
-    assert counts["images-slices"] == 5 * (3 + 1 + 3)
+    assert counts["images-slices"] == 5 * (3 + 3 + 1 + 3)
     assert counts["images-map"] == 3 * (3 + 1)
     assert counts["images-matching"] == 3 * 2 * 3 + 3 + 3
     assert counts["images-temperature"] == 2 * 3 - 1
