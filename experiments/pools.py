@@ -114,3 +114,16 @@ def with_choices(pool: str, *choices: str) -> str:
     ('mean:lr=0.1', 'attention:queries=5,lr=0.1')
     """
     return ",".join([pool if ":" in pool else f"{pool}:{choices[0]}", *choices[0 if ":" in pool else 1 :]])
+
+
+# What a bound makes of the slices when the reference is held; on tokens at the paper's temperature, whose slope is
+# mostly noise, and at a soft one.
+HELD = {
+    RAW: {"cswe-held": Named(with_choices(RAW_POOLS["cswe"].text, "wrt=slices"), "C-SWE, reference held")},
+    TOKENS: {
+        "cswe-held": Named("cswe:wrt=slices", "C-SWE, reference held"),
+        "cswe-held-soft": Named(
+            "cswe:wrt=slices,temperature=1,temperature_scale=relative", "C-SWE, reference held, τ = 1"
+        ),
+    },
+}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cswe.training.cells import Cell, Plan
-from experiments.pools import FEW_RIVALS, NORMED, POINT_LAYERS, POOLS, RAW, SHAPES, TOKENS, with_choices
+from experiments.pools import FEW_RIVALS, HELD, NORMED, POINT_LAYERS, POOLS, RAW, SHAPES, TOKENS, with_choices
 from experiments.tuning import IMAGES, LAYERS, POINTS, PROTEIN_LAYER, PROTEINS, Chosen, Search
 
 
@@ -262,7 +262,7 @@ _FIFTY = ("epochs=50", "batch_size=32")
 
 def _point_entry(key: str, layer: int, split: int, wave: int, slices: tuple[int, ...], plan: Plan) -> Entry:
     """Return what a pooling of points is trained with: SWE and C-SWE in the paper's form, the others as on images."""
-    paper = key in ("swe", "cswe")
+    paper = key.partition("-")[0] in ("swe", "cswe")
     # The paper's 200 epochs with a step every 50, in proportion.
     own = ("schedule_every=12", "slack_every=12") if paper else ("weight_decay=0.1", "dropout=0.3")
     choices = (*_FIFTY, *own, *plan.choices)
@@ -295,13 +295,16 @@ def _points(chosen: Chosen) -> list[Entry]:
 
 def _points_evolution(_: Chosen) -> list[Entry]:
     """How far a bound comes in so few steps: on the first split, with two rates on tokens and one on the points."""
-    return [
-        _point_entry(
-            key, layer, 0, 2, (16,), Plan((with_choices(POINT_LAYERS[layer][key].text, f"lr={rate}"),), first_seed=10)
-        )
+    tried = [
+        (POINT_LAYERS[layer][key], key, layer, rate)
         for layer, rates in ((TOKENS, (0.003, 0.03)), (RAW, (0.03,)))
         for key in ("swe", "cswe")
         for rate in rates
+    ]
+    tried += [(named, key, layer, 0.03) for layer, pools in HELD.items() for key, named in pools.items()]
+    return [
+        _point_entry(key, layer, 0, 2, (16,), Plan((with_choices(named.text, f"lr={rate}"),), first_seed=10))
+        for named, key, layer, rate in tried
     ]
 
 

@@ -334,21 +334,18 @@ class Worker:
         if (search := SEARCHES.get(study.name)) is not None:
             self._note_choices(search)
         note = f"expected {expected:.0f} s, took {wall:.0f} s"
+        before = kept.get(task.cell.name)
+        if before is not None and not difference(before.cell.recipe, task.cell.recipe):
+            note += f"; against {str(before.facts.get('commit'))[:7]} {_comparison(before, result)[1]}"
         self.tell(f"[{self.number}] {study.name}: {line_of(result)} ({note})")
         return 1
 
     def _hold_against(self, task: Task, result: Result) -> None:
         """Say whether a cell that was run again has exactly the scores that are known."""
         known = read_all(self.known, task.study.name)[task.cell.name]
-        there, now = (_flat_scores(entry) for entry in (known, result))
-        different = [
-            f"{name}: {there.get(name)} there, {now.get(name)} now"
-            for name in sorted(there | now)
-            if there.get(name) != now.get(name)
-        ]
-        if different:
+        same, told = _comparison(known, result)
+        if not same:
             self.failed.append(task.cell.name)
-        told = f"differs in {', '.join(different)}" if different else f"all {len(there)} scores are the same"
         self.tell(f"[{self.number}] {task.study.name}: {task.cell.name}: {told}")
         _touch(self._mark(task, "again"))
 
@@ -385,6 +382,17 @@ def _epochs_done(run: Path) -> int:
 def _touch(mark: Path) -> None:
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
+
+
+def _comparison(known: Result, result: Result) -> tuple[bool, str]:
+    """Say whether every score is exactly the known one, and if not, which are which."""
+    there, now = (_flat_scores(entry) for entry in (known, result))
+    different = [
+        f"{name}: {there.get(name)} there, {now.get(name)} now"
+        for name in sorted(there | now)
+        if there.get(name) != now.get(name)
+    ]
+    return not different, f"differs in {', '.join(different)}" if different else f"all {len(there)} scores are the same"
 
 
 def _flat_scores(result: Result) -> dict[str, Any]:
