@@ -5,7 +5,7 @@ import os
 import torch
 
 
-def usable_device(name: str | None = None) -> torch.device:
+def usable_device(name: str | torch.device | None = None) -> torch.device:
     """Return the device asked for, or a GPU if there is one: this process's own, under a launcher.
 
     Examples
@@ -19,7 +19,7 @@ def usable_device(name: str | None = None) -> torch.device:
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's, for what it was not built for
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"device: expected one that torch can use here, cpu say, but got {name!r} ({reason})"
+                f"device: expected one that torch can use here, cpu say, but got {str(name)!r} ({reason})"
             ) from None
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

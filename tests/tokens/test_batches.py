@@ -147,6 +147,13 @@ def test_splits_and_indices(store):
         store.batches(1, layout="square")
 
 
+@pytest.mark.parametrize("resident", [None, False, True])
+def test_a_device_that_is_not_there_is_told(store, resident):
+    for name in ("cuda:99", torch.device("cuda", 99)):
+        with pytest.raises(ValueError, match=r"device: expected one that torch can use here.*'cuda:99'"):
+            store.batches(4, device=name, resident=resident)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("layout", ["padded", "ragged"])

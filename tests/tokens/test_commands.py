@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
-from cswe.tokens import commands
+from cswe.tokens import Item, TokenStore, commands
 from cswe.tokens.backbones.identity import Identity
+from cswe.tokens.inspection import inspect_store, render
 from experiments import extract as experiment
 from experiments import prepare
 
@@ -57,3 +59,19 @@ def test_experiments_without_their_data_say_what_is_missing(tmp_path, capsys):
             prepare.main(["--modelnet", str(tmp_path), "--out", str(tmp_path / out)])
         wanted = "ends in .npz" if out == "shapes" else "train_files.txt"
         assert wanted in capsys.readouterr().err
+
+
+def test_class_numbers_without_names_may_be_codes_of_any_size(tmp_path):
+    TokenStore.create(tmp_path, [Item(torch.ones(2, 3), label=label) for label in (7, 2**40, 7)])
+    report = inspect_store(tmp_path)
+    assert report["labels"] == {"kind": "class", "classes": {"7": 2, str(2**40): 1}}
+    assert f"classes: 7 2, {2**40} 1" in render(report)
+
+
+def test_what_is_wrong_is_named_as_it_was_given(tmp_path):
+    TokenStore.create(tmp_path, [Item(torch.ones(2, 3))])
+    with pytest.raises(ValueError, match="sample: expected at least 1 but got 0"):
+        inspect_store(tmp_path, sample=0)
+    with pytest.raises(ValueError, match="workers: expected 0 or more but got -1"):
+        commands.extract(tmp_path / "new", workers=-1)
+    assert not (tmp_path / "new").exists()

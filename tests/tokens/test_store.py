@@ -36,6 +36,18 @@ def test_items_come_back_as_they_were(store, items):
         store.split("dev")
 
 
+def test_a_label_is_a_copy_too(store):
+    store[0].label.add_(5)
+    assert store[0].label == 0
+
+
+@pytest.mark.parametrize("index", [1.7, "3", "item 3", [1, 2], None])
+def test_a_position_is_a_whole_number(store, index):
+    with pytest.raises(TypeError, match="index: expected a whole number or a slice but got"):
+        store[index]
+    assert store[np.int32(3)].id == store[torch.tensor(3)].id == "item 3"
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_types(tmp_path, dtype):
     tokens = torch.tensor([[1.0, -2.5], [3.0, 0.125]])
@@ -135,8 +147,11 @@ def test_a_writer_killed_before_its_first_manifest_is_no_obstacle(make_items, tm
 
 def test_unfinished_stores_say_so(tmp_path, make_items):
     spec = StoreSpec(layers={0: 4}, shard_bytes=100)
-    with StoreWriter(tmp_path, spec) as writer:
-        writer.add_all(Item(item.tokens) for item in make_items(20))
+    with (
+        pytest.warns(UserWarning, match=r"the last \d items added were not written"),
+        StoreWriter(tmp_path, spec) as it,
+    ):
+        it.add_all(Item(item.tokens) for item in make_items(20))
     with pytest.raises(TokenStoreError, match=r"not finished.*--resume"):
         TokenStore(tmp_path)
     assert 0 < len(TokenStore(tmp_path, partial=True)) < 20

@@ -1,15 +1,20 @@
 """Two writers do not undo each other's work, wrong items are refused, and writing many small ones is quick."""
 
+import errno
 import pickle
+import re
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from cswe.tokens import Item, LabelSpec, StoreSpec, StoreWriter, TokenStore, TokenStoreError, drop_damaged
+from cswe.tokens import shards as shards_module
 from cswe.tokens import store as store_module
 from cswe.tokens.manifest import Manifest
 from cswe.tokens.shards import Columns, _blocks
@@ -125,6 +130,17 @@ def test_numbers_and_names_of_numpy_are_as_good(tmp_path):
     assert TokenStore.create(tmp_path / "b", items, classes=np.arange(2)).label_names == (0, 1)
 
 
+@pytest.mark.parametrize("kind", [np.uint64, np.uint16, np.int8, np.bool_])
+def test_a_label_may_be_a_number_of_numpy_of_any_kind(tmp_path, kind):
+    assert TokenStore.create(tmp_path, [Item(ONES, label=kind(1))]).labels.tolist() == [1]
+
+
+@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, lambda ones: torch.nested.nested_tensor([ones])])
+def test_tokens_are_dense(tmp_path, make):
+    with pytest.raises(ValueError, match="'a': tokens: expected a dense tensor"):
+        TokenStore.create(tmp_path, [Item(make(ONES), id="a")])
+
+
 def test_values_beyond_every_type_are_told(tmp_path):
     with pytest.raises(ValueError, match=r"1e\+39 is beyond float32$"):
         TokenStore.create(tmp_path, [Item(torch.full((1, 1), 1e39, dtype=torch.float64))], dtype="float32")
@@ -159,6 +175,68 @@ def test_a_store_travels_to_another_process(store):
     assert torch.equal(again[7].tokens, store[7].tokens)
     assert (again.ids, again.lengths.tolist()) == (store.ids, store.lengths.tolist())
     assert next(iter(again.batches(5))).index.tolist() == next(iter(store.batches(5))).index.tolist()
+
+
+READER = """
+import os, sys
+import torch
+from cswe.tokens import TokenStore
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[1])
+    store = TokenStore("store")
+    options = {"batch_size": None, "num_workers": 1, "multiprocessing_context": "spawn"}
+    print([item.id for item in torch.utils.data.DataLoader(store, **options)] == store.ids)
+"""
+
+
+def test_a_relative_path_is_where_it_was_when_it_was_given(store, make_items, tmp_path, monkeypatch):
+    (tmp_path / "read.py").write_text(READER)
+    # Spawned processes begin in the folder that their parent began in, not in the one it went to.
+    words = [sys.executable, str(tmp_path / "read.py"), str(store.path.parent)]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
+    assert answer.stdout == "True\n", answer.stderr
+    monkeypatch.chdir(store.path.parent)
+    near, packed = TokenStore("store"), pickle.dumps(TokenStore("store"))
+    assert str(near.append(make_items(1)).path) == "store"
+    monkeypatch.chdir("/")
+    near.verify()
+    assert pickle.loads(packed)[7].id == "item 7"
+    assert len(near.append(make_items(1))) == 52
+
+
+def test_items_that_could_not_be_written_are_still_in_hand(make_items, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    items = make_items(9)
+    spec = StoreSpec({0: 4}, labels=LabelSpec("class"), cls=True, weights=True, shard_bytes=100)
+    with StoreWriter(str(tmp_path / "store"), spec) as writer:
+        writer.add_all(items[:4])
+        for item in items[4:8]:  # a loop that passes over errors
+            with monkeypatch.context() as patch, suppress(TokenStoreError):
+                patch.setattr(shards_module, "_blocks", full)
+                writer.add(item)
+        writer.add(items[8])
+        writer.finish()
+    assert TokenStore(tmp_path / "store").ids == [item.id for item in items]
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("what", ["", "shards/00007.safetensors", "manifest.json"])
+def test_what_cannot_be_written_is_named(store, make_items, monkeypatch, what, code):
+    def refuse(path, *arguments, **options):
+        raise OSError(code, "so it is", str(path))
+
+    def only_read(path, *arguments, **options):
+        return (refuse if path.name == f"{Path(what).name}.partial" else opened)(path, *arguments, **options)
+
+    opened = Path.open
+    monkeypatch.setattr(Path, "open" if what else "mkdir", only_read if what else refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)  # as on a disk that is there to be read
+    message = rf"{re.escape(str(store.path / what))}: could not be written \(so it is\); see that files may be written"
+    with pytest.raises(TokenStoreError, match=message):
+        TokenStore(store.path).append(make_items(1))
 
 
 def test_work_grows_with_the_items_and_not_with_their_square(tmp_path):

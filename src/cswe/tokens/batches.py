@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import torch
 
+from cswe._devices import usable_device
 from cswe.tokens.gather import Batch, HostGather, Indices, Layout, ResidentGather
 from cswe.tokens.prefetch import prefetched
 from cswe.tokens.randomness import permutation
@@ -156,7 +157,8 @@ class Batches:
             raise ValueError("indices: expected a split or indices but got both")
         self.store = store
         self.batch_size = batch_size
-        self.device = torch.device(device)
+        # With its number: the current device, which stands for one without, is another in the prefetching thread.
+        self.device = usable_device(device)
         self.dtype = dtype
         self.layout: Layout = layout
         self.seed = seed

@@ -93,6 +93,7 @@ def extract(
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected at least 1 but got {limit}")
     count = len(source) if limit is None else min(limit, len(source))
+    chosen = _workers(workers, source, backbone)
     spec = _spec(source, backbone, dtype, shard_bytes, count, licence)
     folder = Path(out)
     with StoreWriter(folder, spec, resume=resume) as writer:
@@ -101,7 +102,6 @@ def extract(
         groups = [(task, group) for task in tasks for group in _groups(task, count, backbone.group)]
         done = count - sum(stop - start for _, (start, stop) in groups)
         bar = tqdm(total=count, initial=done, unit=" items", disable=not progress, smoothing=0.1)
-        chosen = _workers(workers, source, backbone)
         with closing(bar), closing(_load(source, backbone, groups, chosen, writer)) as stream:
             tokens = 0
             for (task, (start, stop)), loaded in zip(groups, stream, strict=True):

@@ -27,6 +27,8 @@ def inspect_store(
     """
     from cswe.tokens.manifest import Manifest
 
+    if sample < 1:
+        raise ValueError(f"sample: expected at least 1 but got {sample}")
     manifest = Manifest.read(Path(path))
     layers = sorted(manifest.spec.layers)
     store = TokenStore(path, layer=layers[0], partial=True, check=check, skip_bad=skip_bad)
@@ -84,6 +86,10 @@ def _labels(store: TokenStore) -> dict[str, Any]:
             "min": labels.amin(0).tolist(),
             "max": labels.amax(0).tolist(),
         }
+    if store.label_kind == "class" and not names:
+        # Only those that occur: numbers without names may be codes of any size.
+        numbers, counts = labels.unique(return_counts=True)
+        return report | {"classes": dict(zip(map(str, numbers.tolist()), counts.tolist(), strict=True))}
     counts = torch.bincount(labels, minlength=len(names)) if store.label_kind == "class" else labels.sum(0).long()
     texts = names or tuple(str(number) for number in range(len(counts)))
     return report | {"classes": dict(zip(texts, counts.tolist(), strict=True))}

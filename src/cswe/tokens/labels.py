@@ -169,13 +169,15 @@ class Labels:
 
 def as_numbers(value: Any, name: str = "label", expected: str = "a number, or equally many for every item,") -> Tensor:
     """Turn a label, several, or other values of a caller's into a tensor; refuse what is not real numbers."""
-    if isinstance(value, np.ndarray):  # torch takes only the machine's own order of bytes
-        value = value.astype(value.dtype.newbyteorder("="), copy=False)
+    if isinstance(value, np.ndarray | np.generic):  # torch takes only the machine's own order of bytes, and arrays
+        value = np.asarray(value, dtype=value.dtype.newbyteorder("="))
     try:
         numbers = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):  # torch's words for text, for None, for lists of unequal length
         text = " ".join(repr(value).split())[:80]
         raise ValueError(f"{name}: expected {expected} but got {text}") from None
+    if numbers.layout is not torch.strided or numbers.is_nested:
+        raise ValueError(f"{name}: expected a dense tensor but got a sparse or nested one; to_dense() or unbind() it")
     if numbers.is_complex():
         raise ValueError(f"{name}: expected real numbers but got {numbers.dtype}")
     return numbers

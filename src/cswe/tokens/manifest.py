@@ -3,11 +3,13 @@
 Nothing in it depends on when, where or by whom it was written, so that the same input gives the same bytes.
 """
 
+import errno
 import hashlib
 import json
 import operator
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -262,9 +264,9 @@ class Manifest:
         replace_file(store / MANIFEST, json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
-    def read(cls, store: Path) -> "Manifest":
+    def read(cls, store: str | Path) -> "Manifest":
         """Read and check the manifest of a store."""
-        file = store / MANIFEST
+        file = Path(store) / MANIFEST
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -323,9 +325,21 @@ def replace_file(file: Path, text: str) -> None:
             os.fsync(stream.fileno())
         aside.replace(file)
     except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise TokenStoreError(f"{file}: could not be written ({error.strerror}); free the disk and resume") from error
+        raise not_written(file, error, aside) from error
     sync_folder(file.parent)
+
+
+def not_written(file: Path, error: OSError, aside: Path | None = None, needed: str = "") -> TokenStoreError:
+    """Say why a file or folder could not be written, and what to do; remove what is written aside of it."""
+    if aside is not None:
+        with suppress(OSError):  # where nothing can be written, nothing can be removed either
+            aside.unlink(missing_ok=True)
+    remedy = "see that files may be written there, or choose another folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = (
+            f"{needed}free some space; an extraction, run again with --resume, goes on after the shards that are there"
+        )
+    return TokenStoreError(f"{file}: could not be written ({error.strerror}); {remedy}")
 
 
 def sync_folder(folder: Path) -> None:

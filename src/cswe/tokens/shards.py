@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cswe.tokens.errors import ForeignShardError, TokenStoreError
-from cswe.tokens.manifest import DTYPES, ShardEntry, StoreSpec, sync_folder
+from cswe.tokens.manifest import DTYPES, ShardEntry, StoreSpec, not_written, sync_folder
 
 _NAMES = {
     torch.float16: "F16",
@@ -108,13 +108,9 @@ def write_shard(store: Path, spec: StoreSpec, columns: Columns, *, number: int, 
         aside.replace(file)
         sync_folder(file.parent)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         free = shutil.disk_usage(store).free
-        raise TokenStoreError(
-            f"{file}: could not be written ({error.strerror}); it needs about {columns.size / 2**20:.1f} MiB and "
-            f"{free / 2**20:.1f} MiB are free. Free some space; an extraction, run again with --resume, goes on after "
-            "the shards before it"
-        ) from error
+        needed = f"it needs about {columns.size / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free: "
+        raise not_written(file, error, aside, needed) from error
     return ShardEntry(**{**vars(entry), "size": size, "sha256": checksum.hexdigest()})
 
 
@@ -197,7 +193,7 @@ class Shard:
     def __init__(self, store: Path, spec: StoreSpec, entry: ShardEntry) -> None:
         self.file = store / entry.file
         self.entry = entry
-        self._of = store, spec
+        self._of = store.absolute(), spec  # another process may be in another folder
         self._handle = open_checked(store, spec, entry)
         self._maps: dict[str, Tensor] = {}
         self.offsets = self._column("offsets").numpy()

@@ -1,5 +1,6 @@
 """The token store: what a frozen backbone said about every item, on disk, memory-mapped."""
 
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -70,6 +71,7 @@ class TokenStore(Sequence[Item]):
         skip_bad: bool = False,
     ) -> None:
         self.path = Path(path)
+        self._place = self.path.absolute()
         self.manifest = Manifest.read(self.path)
         spec = self.manifest.spec
         if not self.manifest.complete and not partial:
@@ -169,7 +171,7 @@ class TokenStore(Sequence[Item]):
         return Item(
             # Copies: a view into the map would let a change of the caller's show up in the next read.
             tokens=shard.tokens(self.layer)[start:stop].clone(),
-            label=None if labels is None else labels[position],
+            label=None if labels is None else labels[position].clone(),
             id=self.ids[position],
             split=self.spec.splits[self._splits[position]],
             cls=shard.cls(self.layer)[row].clone() if self.spec.cls else None,
@@ -181,7 +183,10 @@ class TokenStore(Sequence[Item]):
         return self._find(index)[:2]
 
     def _find(self, index: int) -> tuple[Shard, int, int]:
-        position = int(index)
+        try:
+            position = operator.index(index)
+        except TypeError:  # a number with a fraction, an id
+            raise TypeError(f"index: expected a whole number or a slice but got {index!r}") from None
         if position < 0:
             position += len(self)
         if not 0 <= position < len(self):
@@ -219,16 +224,21 @@ class TokenStore(Sequence[Item]):
     def verify(self) -> None:
         """Check every byte of every shard; raise an error that names the first file that differs."""
         for entry in self.manifest.shards:
-            check_bytes(self.path, self.spec, entry)
+            check_bytes(self._reached_by(), self.spec, entry)
 
     def append(self, items: Iterable[Item]) -> "TokenStore":
         """Add items, all of them or, if anything fails, none; return the store opened anew."""
-        with StoreWriter(self.path, publish=False) as writer:
+        path = self._reached_by()
+        with StoreWriter(path, publish=False) as writer:
             if not writer.manifest.complete:
                 raise TokenStoreError(f"{self.path}: is not finished; finish it with --resume before adding to it")
             writer.add_all(items)
             writer.finish()
-        return TokenStore(self.path, self.layer)
+        return TokenStore(path, self.layer)
+
+    def _reached_by(self) -> Path:
+        """Return the path as it was given, or, where it leads elsewhere since the process changed folder, in full."""
+        return self.path if self.path.absolute() == self._place else self._place
 
     @classmethod
     def create(

@@ -1,7 +1,9 @@
 """Filling a store: one shard after another, each in place before the manifest names it."""
 
 import os
+import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from cswe.tokens.errors import TokenStoreError
 from cswe.tokens.labels import as_numbers
-from cswe.tokens.manifest import DTYPES, MANIFEST, SHARDS, Manifest, StoreSpec, shard_file
+from cswe.tokens.manifest import DTYPES, MANIFEST, SHARDS, Manifest, StoreSpec, not_written, shard_file
 from cswe.tokens.shards import Columns, write_shard, written_in
 from cswe.tokens.weights import faulty_weights
 
@@ -156,9 +158,9 @@ class StoreWriter:
     """
 
     def __init__(
-        self, path: Path, spec: StoreSpec | None = None, *, resume: bool = False, publish: bool = True
+        self, path: str | Path, spec: StoreSpec | None = None, *, resume: bool = False, publish: bool = True
     ) -> None:
-        self.path = path
+        self.path = Path(path)
         # Before the lock is held this is only a first look, to say at once what is wrong.
         self.spec = Manifest.read(path).spec if spec is None else spec
         self.manifest = Manifest(self.spec)
@@ -171,6 +173,8 @@ class StoreWriter:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise TokenStoreError(f"{self.path}: expected a folder but got a file; choose another") from None
+        except OSError as error:
+            raise not_written(self.path, error) from error
         self._lock = _lock(self.path)
         try:
             self._begin()
@@ -206,9 +210,12 @@ class StoreWriter:
         self.first = max((shard.stop for shard in known), default=0)
         self._number = max((shard.number for shard in known), default=-1) + 1
         self._columns = Columns.empty(self.spec)
-        (self.path / SHARDS).mkdir(exist_ok=True)
-        for leftover in leftovers:
-            leftover.unlink()
+        try:
+            (self.path / SHARDS).mkdir(exist_ok=True)
+            for leftover in leftovers:
+                leftover.unlink()
+        except OSError as error:
+            raise not_written(self.path, error) from error
         if self._publish and not self.manifest.begun:
             self.manifest.write(self.path)
 
@@ -218,8 +225,15 @@ class StoreWriter:
         if error is not None and not self._publish:
             named = Manifest.read(self.path).shards if (self.path / MANIFEST).exists() else ()
             for file in {shard.file for shard in self.manifest.shards} - {shard.file for shard in named}:
-                (self.path / file).unlink(missing_ok=True)
+                with suppress(OSError):  # the error at hand says more; the next writer replaces what is left
+                    (self.path / file).unlink(missing_ok=True)
         self.release()
+        if error is None and self._columns.lengths:
+            warnings.warn(
+                f"{self.path}: the last {len(self._columns.lengths)} items added were not written, since finish() was "
+                "not called after them",
+                stacklevel=2,
+            )
 
     def release(self) -> None:
         """Let go of the lock. A forked worker calls this too, or the lock would outlive a killed parent."""
@@ -247,8 +261,9 @@ class StoreWriter:
         """Write the shard in hand: it covers the data set from `first`, where the last one ended, up to `stop`."""
         at = self._number if number is None else number
         start = self.first if first is None else first
-        columns, self._columns = self._columns, Columns.empty(self.spec)
-        entry = write_shard(self.path, self.spec, columns, number=at, first=start, stop=stop)
+        entry = write_shard(self.path, self.spec, self._columns, number=at, first=start, stop=stop)
+        # Only now: where a shard could not be written its items are still in hand, and the next try has them.
+        self._columns = Columns.empty(self.spec)
         self.manifest = self.manifest.with_shard(replace(entry, content=content))
         self._number = max(self._number, at + 1)
         self.first = max(self.first, stop)
