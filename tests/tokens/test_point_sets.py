@@ -23,7 +23,7 @@ ONE_HOT = np.eye(2, dtype=np.int64)[np.arange(20) % 2]
         ({"labels": ONE_HOT * 2}, {}, "0 or 1 for every class but got 2"),
         ({"labels": np.array(["a", "b"] * 10)}, {"label_kind": "real"}, "expected a number"),
         ({"weights": np.ones((19, 6))}, {}, r"weights to be numbers of shape \(20, 6\) but got .* \(19, 6\)"),
-        ({"splits": ["val"] * 20}, {}, "as splits but got .*'val'"),
+        ({"splits": ["someday"] * 20}, {}, "expected the split to be one of .*'someday'"),
         ({"ids": ["a"] * 20}, {}, "every id once but 'a' comes again"),
         ({"points": np.full((20, 6, 3), "x")}, {}, "points to be numbers"),
         ({"points": POINTS.reshape(-1, 3), "ptr": np.array([], dtype=np.int64)}, {}, "ptr, whole numbers"),

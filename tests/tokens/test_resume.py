@@ -181,3 +181,6 @@ def test_a_part_without_items_is_told(tmp_path):
     with pytest.warns(UserWarning, match="point-sets: no items for validation and test"):
         store = run(open_source(tmp_path / "few.npz"), tmp_path / "store")
     assert TokenStore(store.path).splits == ("train",)
+    np.savez(tmp_path / "sorted.npz", points=np.ones((3, 6, 3)), labels=[0, 0, 0], splits=["train", "val", "test"])
+    with pytest.warns(UserWarning, match="no items for test; the first 2 items, which are all that was asked for"):
+        run(open_source(tmp_path / "sorted.npz"), tmp_path / "limited", limit=2)

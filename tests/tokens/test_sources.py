@@ -141,6 +141,10 @@ def test_image_folder(tmp_path):
     assert isinstance(source, ImageFolder)
     assert list(source.ids) == ["cat/1.jpg", "cat/2.jpg", "dog/deep/3.jpg"]
     assert source.labels.spec.names == ("cat", "dog")
+    assert source.left_out == "1 files that are no images by their names, or in no class, dog/notes.txt for one"
+    (tmp_path / "plain" / "beside.jpg").write_bytes(jpeg(0))
+    (tmp_path / "plain" / ".hidden").touch()
+    assert open_source(tmp_path / "plain").left_out.startswith("2 files ")
     for name in ("train/cat/1.jpg", "val/cat/2.jpg", "test/dog/3.jpg"):
         path = tmp_path / "split" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -275,6 +279,50 @@ def test_localization_tables(tmp_path):
         open_source(tmp_path / "short.csv")
 
 
+def test_a_table_of_numbers_and_one_without_labels(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label,split\na,0.5|1,train\nb,-2|1e3,val\nc,,test\n")
+    source = open_source(tmp_path / "t.csv", options=SourceOptions(label_kind="real"), strict=True)
+    assert source.labels.values.tolist() == [[0.5, 1], [-2, 1000]]
+    assert source.left_out == "1 of 3 items, which have no label"
+    every = open_source(tmp_path / "t.csv", options=SourceOptions(label_kind="none"), strict=True)
+    assert (every.labels.spec.kind, len(every), every.left_out) == ("none", 3, "")
+    assert every.describe() != source.describe()
+    (tmp_path / "bare.tsv").write_text("text\tid\na\tp\n")
+    assert list(open_source(tmp_path / "bare.tsv", options=SourceOptions(label_kind="none")).ids) == ["p"]
+    with pytest.raises(ValueError, match=r"bare\.tsv: expected a column 'target'.*--label-kind none"):
+        open_source(tmp_path / "bare.tsv")
+    with pytest.raises(ValueError, match="expected 'multilabel', since multi_label was asked for, but got 'real'"):
+        open_source(tmp_path / "t.csv", options=SourceOptions(label_kind="real", multi_label=True))
+    several, same = (SourceOptions(multi_label=True), SourceOptions(label_kind="multilabel"))
+    described = [open_source(tmp_path / "t.csv", options=options).describe() for options in (several, same)]
+    assert described[0] == described[1]
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [("x", "line 3: expected numbers as label but got 'x'"), ("1|2", "line 3: expected 1 numbers.*line 2, but got 2")],
+)
+def test_labels_that_are_no_numbers(tmp_path, label, message):
+    (tmp_path / "t.csv").write_text(f"text,label\na,0.5\nb,{label}\n")
+    with pytest.raises(ValueError, match=rf"t\.csv, {message}"):
+        open_source(tmp_path / "t.csv", options=SourceOptions(label_kind="real"))
+
+
+def test_splits_have_the_same_names_everywhere(tmp_path):
+    names = ["train", "Training", "val", "dev", "valid", "testing"]
+    np.savez(tmp_path / "sets.npz", points=np.ones((6, 2, 2)), splits=names)
+    (tmp_path / "t.csv").write_text("text,label,split\n" + "".join(f"a,x,{name}\n" for name in names))
+    (tmp_path / "p.fasta").write_text("".join(f">{number}\nMK\n" for number in range(6)))
+    rows = "".join(f"{number},x,{name}\n" for number, name in enumerate(names))
+    (tmp_path / "l.csv").write_text(f"id,label,split\n{rows}")
+    for name in ("sets.npz", "t.csv", "p.fasta"):
+        source = open_source(tmp_path / name, options=SourceOptions(labels=tmp_path / "l.csv"))
+        assert source.splits.tolist() == [0, 0, 1, 1, 1, 2]
+    (tmp_path / "l.csv").write_text("id,label,split\n3,x,someday\n")
+    with pytest.raises(ValueError, match=r"l\.csv, id '3': expected the split to be one of .*'someday'"):
+        Fasta(tmp_path / "p.fasta", tmp_path / "l.csv")
+
+
 def test_fasta(tmp_path):
     (tmp_path / "p.fasta").write_text(">A first\nMK\nL\n>B\nMKK\n>C\nM\n")
     (tmp_path / "l.csv").write_text("id,label,split\nA,x,train\nC,y,test\n")
@@ -296,6 +344,8 @@ def test_fasta(tmp_path):
 def test_what_cannot_be_told(tmp_path):
     (tmp_path / "a.xyz").write_text("?")
     with pytest.raises(ValueError, match="--format"):
+        open_source(tmp_path / "a.xyz")
+    with pytest.raises(ValueError, match=r"does not end in \.zip, \.fasta.*TokenStore\.create"):
         open_source(tmp_path / "a.xyz")
     with pytest.raises(ValueError, match="none of that name"):
         open_source(tmp_path / "b.csv")

@@ -193,6 +193,7 @@ def test_parts_of_tiny_imagenet_are_all_needed_and_once(tmp_path):
         ("id,sequence,label\np,MK,a\np,ML,b\n", "every id once but 'p' comes again"),
         ("sequence,label\nMK,é\n".encode("latin-1"), "expected text in UTF-8.*save it as UTF-8"),
         ("sequence,label\nMK,a\n".encode("utf-16"), "expected text in UTF-8.*save it as UTF-8"),
+        ("text,label,Label\na,x,y\n", "expected every column name once but 'label' comes again"),
         ('label,sequence\na,MK\nb,"ML\na,MM\n', "line 3: expected a closing quotation mark but the file ends"),
         ('label,sequence\na,MK\nb,"', "line 3: expected a closing quotation mark but the file ends"),
     ],

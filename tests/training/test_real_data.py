@@ -59,12 +59,17 @@ def test_residues_and_raw_sequences(assets, esm, proteins, tmp_path, capsys):
     texts = [row.get("sequence") or row["Sequence"] for row in rows]
     fasta = tmp_path / "some.fasta"
     fasta.write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(texts)))
+    bare = tmp_path / "bare.csv"  # no labels are needed, since none are looked at
+    bare.write_text("".join(f"{line}\n" for line in ("sequence", *texts)))
     extract = ["--backbone", esm, "--max-length", "80", "--quiet", "--device", "cpu"]
     assert main(["extract", "--out", str(tmp_path / "some"), "--data", str(fasta), *extract]) == 0
-    for source, out, more in ((tmp_path / "some", "stored", []), (fasta, "raw", ["--backbone", esm])):
+    model = ["--backbone", esm]
+    for source, out, more in ((tmp_path / "some", "stored", []), (fasta, "raw", model), (bare, "bare", model)):
         arguments = ["embed", str(run), str(source), "--out", str(tmp_path / f"{out}.npy"), "--quiet", *more]
         assert main([*arguments, "--device", "cpu"]) == 0, capsys.readouterr().err
-    assert np.array_equal(np.load(tmp_path / "stored.npy"), np.load(tmp_path / "raw.npy"))
+    vectors = [np.load(tmp_path / f"{name}.npy") for name in ("stored", "raw", "bare")]
+    assert np.array_equal(vectors[0], vectors[1])
+    assert np.array_equal(vectors[0], vectors[2])
     table = tmp_path / "residues.csv"
     item = ["--item", "p2", "--label", "Nucleus", "--out", str(table), "--backbone", esm, "--device", "cpu"]
     assert main(["explain", str(run), str(fasta), *item]) == 0

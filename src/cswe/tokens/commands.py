@@ -95,7 +95,7 @@ def extract(
     labels
         FASTA: a table with columns id, label and, if wanted, split.
     label_kind
-        FASTA and point sets: what the labels are.
+        FASTA, point sets and tables: what the labels are.
     seed
         Decides splits and drawn points.
     shard_mib

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from cswe.tokens.backbones.base import Backbone, Encoded
@@ -97,7 +96,7 @@ def extract(
     spec = _spec(source, backbone, dtype, shard_bytes, count, licence)
     folder = Path(out)
     with StoreWriter(folder, spec, resume=resume) as writer:
-        _warn_of_empty_splits(source)
+        _warn_of_empty_splits(source, count)
         tasks = _tasks(writer, source, count)
         groups = [(task, group) for task in tasks for group in _groups(task, count, backbone.group)]
         done = count - sum(stop - start for _, (start, stop) in groups)
@@ -140,17 +139,19 @@ def _spec(
     )
 
 
-def _warn_of_empty_splits(source: Source) -> None:
+def _warn_of_empty_splits(source: Source, count: int) -> None:
     if source.labels.spec.kind == "none":
         return  # there is nothing to learn from, and so nothing to hold out
-    counts = np.bincount(source.splits, minlength=len(SPLITS))
-    empty = [name for name, count in zip(SPLITS, counts, strict=True) if not count]
+    held, all_held = (set(splits.tolist()) for splits in (source.splits[:count], source.splits))
+    empty = [name for number, name in enumerate(SPLITS) if number not in held]
     if empty:
-        warnings.warn(
-            f"{source.name}: no items for {' and '.join(empty)}; a table that names no splits is all for training, and "
-            "so is, where splits are dealt, a class of fewer than 6 items",
-            stacklevel=3,
+        why = (
+            "a table that names no splits is all for training, and so is, where splits are dealt, a class of fewer "
+            "than 6 items"
         )
+        if len(all_held) == len(SPLITS):
+            why = f"the first {count:,} items, which are all that was asked for, have none"
+        warnings.warn(f"{source.name}: no items for {' and '.join(empty)}; {why}", stacklevel=3)
 
 
 def _tasks(writer: StoreWriter, source: Source, count: int) -> list[_Task]:

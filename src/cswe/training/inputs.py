@@ -180,8 +180,9 @@ def open_input(
 def _open_raw(path: Path, facts: Facts, format: Format | None, backbone: str | None, device: str | None) -> RawInput:
     spec = facts.tokens
     known: dict[str, Any] = dict(spec.data.get("options", {}))
-    names = ("seed", "points", "ink", "multi_label")
-    options = SourceOptions(**{name: known[name] for name in names if known.get(name) is not None})
+    # Labels are not looked at: a table needs none, and no item is left out for having none or several.
+    names = ("seed", "points", "ink")
+    options = SourceOptions(label_kind="none", **{name: known[name] for name in names if known.get(name) is not None})
     digits = format == "digits" or (str(path) == "digits" and not path.exists())
     source = open_source(() if digits else path, "digits" if digits else format, options)
     if source.has_weights != spec.weights:

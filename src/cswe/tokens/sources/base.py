@@ -14,6 +14,8 @@ from cswe.tokens.labels import Labels
 
 Kind = Literal["image", "sequence", "points"]
 SPLITS = ("train", "validation", "test")
+# What folders and tables call them.
+SPLIT_NAMES = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,20 @@ class Source(ABC):
         if self.licence:
             notes["licence"] = self.licence
         return notes
+
+
+def split_number(name: str, where: object) -> int:
+    """Return the number of a split, by any of its usual names.
+
+    Examples
+    --------
+    >>> split_number("Val", "labels.csv")
+    1
+    """
+    number = SPLIT_NAMES.get(name.strip().lower())
+    if number is None:
+        raise ValueError(f"{where}: expected the split to be one of {SPLITS} but got {name!r}")
+    return number
 
 
 def refuse_bad_ids(ids: Sequence[str], where: object) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from cswe.tokens.labels import LabelKind, Labels
 from cswe.tokens.randomness import stratified_split
-from cswe.tokens.sources.base import SPLITS
+from cswe.tokens.sources.base import split_number
 from cswe.tokens.sources.localization import SequenceSource
 from cswe.tokens.sources.tables import open_text, read_table
 
@@ -54,7 +54,8 @@ class Fasta(SequenceSource):
         self._options: dict[str, Any] = {"unlabelled_left_out": len(records) - len(ids)}
         values = _labels(ids, [table[name]["label"] for name in ids] if table else [], label_kind, labels)
         if table and all("split" in table[name] for name in ids):
-            splits = np.array([_split(table[name]["split"], labels) for name in ids], dtype=np.uint8)
+            numbers = [split_number(table[name]["split"], f"{labels}, id {name!r}") for name in ids]
+            splits = np.array(numbers, dtype=np.uint8)
         else:
             strata = np.zeros(len(ids), dtype=np.int64)
             if values.spec.kind == "class" and values.values is not None:
@@ -135,9 +136,3 @@ def _labels(names: list[str], texts: list[str], kind: LabelKind, file: str | Pat
         return Labels.real([[float(part) for part in entry] for entry in parts])
     except ValueError as error:
         raise ValueError(f"{file}: expected equally many finite numbers in every label ({error})") from None
-
-
-def _split(name: str, file: str | Path | None) -> int:
-    if name not in SPLITS:
-        raise ValueError(f"{file}: expected the split to be one of {SPLITS} but got {name!r}")
-    return SPLITS.index(name)

@@ -8,10 +8,8 @@ import numpy as np
 
 from cswe.tokens.labels import Labels
 from cswe.tokens.randomness import stratified_split
-from cswe.tokens.sources.base import SPLITS
+from cswe.tokens.sources.base import SPLIT_NAMES, SPLITS
 from cswe.tokens.sources.images import EXTENSIONS, ImageSource
-
-_SPLIT_FOLDERS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
 
 
 class ImageFolder(ImageSource):
@@ -43,7 +41,7 @@ class ImageFolder(ImageSource):
             for label in _folders(root / top):
                 for member in _images(root / top / label):
                     relative = "/".join(part for part in (top, label, member) if part)
-                    found.append((_SPLIT_FOLDERS.get(top.lower(), 0), label, relative))
+                    found.append((SPLIT_NAMES.get(top.lower(), 0), label, relative))
         if not found:
             raise ValueError(f"{root}: expected images in class folders but found none; is it class/image.jpg?")
         labels = Labels.from_names([label for _, label, _ in found])
@@ -54,6 +52,10 @@ class ImageFolder(ImageSource):
             splits = stratified_split(labels.values.numpy(), shares, seed)
         ids = [relative for _, _, relative in found]
         super().__init__([root], [(0, member) for member in ids], ids, splits, labels)
+        if others := sorted(set(_walk(root, of_images=False)).difference(ids)):
+            self.left_out = (
+                f"{len(others):,} files that are no images by their names, or in no class, {others[0]} for one"
+            )
 
     def options(self) -> dict[str, object]:
         """Return how the split was made."""
@@ -65,7 +67,7 @@ class ImageFolder(ImageSource):
 def _split_folders(root: Path) -> list[str]:
     """Return the folders that are splits: all that have images, or none."""
     folders = [name for name in _folders(root) if next(_walk(root / name), None) is not None]
-    named = [name for name in folders if name.lower() in _SPLIT_FOLDERS]
+    named = [name for name in folders if name.lower() in SPLIT_NAMES]
     others = [name for name in folders if name not in named]
     if not named or not others:
         return named
@@ -86,14 +88,14 @@ def _images(folder: Path) -> list[str]:
     return sorted(_walk(folder))
 
 
-def _walk(folder: Path) -> Iterator[str]:
+def _walk(folder: Path, *, of_images: bool = True) -> Iterator[str]:
     real = folder.resolve()
     known = {real, *real.parents}  # a link to one of these leads round and round
     for path, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in sorted(folders) if not _is_hidden(name) and _leads_on(Path(path, name), known)]
         inside = Path(path).relative_to(folder)
         for name in files:
-            if Path(name).suffix.lower() in EXTENSIONS and not _is_hidden(name):
+            if not _is_hidden(name) and (not of_images or Path(name).suffix.lower() in EXTENSIONS):
                 yield (inside / name).as_posix()
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from cswe.tokens.errors import BadItemError
-from cswe.tokens.labels import Labels
-from cswe.tokens.sources.base import SPLITS, Source
+from cswe.tokens.labels import LabelKind, Labels
+from cswe.tokens.sources.base import Source, split_number
 from cswe.tokens.sources.tables import read_table
 
 _TEXTS = ("sequence", "text")
@@ -67,6 +67,9 @@ class Localization(SequenceSource):
         A CSV or TSV, gzipped or not.
     multi_label
         Keep every label of an item. Otherwise only items with exactly one label are kept.
+    label_kind
+        ``"class"`` or ``"multilabel"``, which is the same choice; ``"real"``: labels are numbers, several joined by
+        ``|``, and items without any are left out; ``"none"``: the table needs no labels, and all items are kept.
     partitions
         Which homology partitions are for validation and for test, when the table has partitions; the rest is for
         training.
@@ -79,9 +82,13 @@ class Localization(SequenceSource):
         path: str | Path,
         *,
         multi_label: bool = False,
+        label_kind: LabelKind | None = None,
         partitions: tuple[tuple[int, ...], tuple[int, ...]] = ((3,), (4,)),
     ) -> None:
         self._file = Path(path)
+        kind = label_kind or ("multilabel" if multi_label else "class")
+        if multi_label and kind != "multilabel":
+            raise ValueError(f"label_kind: expected 'multilabel', since multi_label was asked for, but got {kind!r}")
         texts, ids, splits = [], [], []
         targets: list[list[str]] = []
         self._lines: list[int] = []
@@ -91,8 +98,8 @@ class Localization(SequenceSource):
             text = next((row[name] for name in _TEXTS if name in row), None)
             if text is None:
                 raise ValueError(f"{path}: expected a column named one of {_TEXTS} but got {sorted(row)}")
-            found = _targets(row, self._file)
-            if not multi_label and len(found) != 1:
+            found = [] if kind == "none" else _targets(row, self._file)
+            if (kind == "class" and len(found) != 1) or (kind == "real" and not found):
                 dropped += 1
                 continue
             texts.append(text.strip())
@@ -101,15 +108,16 @@ class Localization(SequenceSource):
             targets.append(found)
             self._lines.append(line)
         if not texts:
-            raise ValueError(f"{path}: expected items with {'a' if multi_label else 'exactly one'} label but got none")
-        labels = Labels.from_sets(targets) if multi_label else Labels.from_names([names[0] for names in targets])
+            wanted = {"class": " with exactly one label", "real": " with a label"}.get(kind, "")
+            raise ValueError(f"{path}: expected items{wanted} but got none")
+        labels = _labels(targets, kind, self._lines, self._file)
         super().__init__(texts, ids, np.array(splits, dtype=np.uint8), labels, origin=self._file)
         if dropped:
-            self.left_out = (
-                f"{dropped:,} of {dropped + len(texts):,} items, which do not have exactly one label; "
-                "--multi-label keeps them"
-            )
-        self._options: dict[str, Any] = {"multi_label": multi_label, "other_items_left_out": dropped}
+            why = "do not have exactly one label; --multi-label keeps them" if kind == "class" else "have no label"
+            self.left_out = f"{dropped:,} of {dropped + len(texts):,} items, which {why}"
+        self._options: dict[str, Any] = {"multi_label": kind == "multilabel", "other_items_left_out": dropped}
+        if kind in ("real", "none"):
+            self._options["label_kind"] = kind
         if "partition" in row:
             self._options["partitions"] = [list(part) for part in partitions]
 
@@ -128,7 +136,34 @@ def _targets(row: dict[str, str], file: Path) -> list[str]:
             return [part.strip() for part in row[name].split("|") if part.strip()]
     if all(name.lower() in row for name in _DEEPLOC):
         return [name for name in _DEEPLOC if row[name.lower()].lower() in _TRUE]
-    raise ValueError(f"{file}: expected a column 'target' or 'label', or DeepLoc's locations, but got {sorted(row)}")
+    raise ValueError(
+        f"{file}: expected a column 'target' or 'label', or DeepLoc's locations, but got {sorted(row)}; "
+        "--label-kind none takes the items without labels"
+    )
+
+
+def _labels(targets: list[list[str]], kind: LabelKind, lines: list[int], file: Path) -> Labels:
+    if kind == "none":
+        return Labels()
+    if kind == "multilabel":
+        return Labels.from_sets(targets)
+    if kind == "class":
+        return Labels.from_names([names[0] for names in targets])
+    numbers: list[list[float]] = []
+    for line, found in zip(lines, targets, strict=True):
+        try:
+            numbers.append([float(text) for text in found])
+        except ValueError:
+            raise ValueError(f"{file}, line {line}: expected numbers as label but got {'|'.join(found)!r}") from None
+        if len(found) != len(targets[0]):
+            raise ValueError(
+                f"{file}, line {line}: expected {len(targets[0])} numbers as label, as in line {lines[0]}, but got "
+                f"{len(found)}"
+            )
+    try:
+        return Labels.real(numbers)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def _split(row: dict[str, str], partitions: tuple[tuple[int, ...], tuple[int, ...]], file: Path, line: int) -> int:
@@ -138,10 +173,5 @@ def _split(row: dict[str, str], partitions: tuple[tuple[int, ...], tuple[int, ..
         except (ValueError, OverflowError):
             raise ValueError(f"{file}, line {line}: expected a partition number but got {row['partition']!r}") from None
         return 1 if partition in partitions[0] else 2 if partition in partitions[1] else 0
-    name = row.get("set", row.get("split", "train")).strip().lower()
-    if name == "train" and row.get("validation", "").strip().lower() in _TRUE:
-        return 1
-    name = {"val": "validation", "valid": "validation", "dev": "validation"}.get(name, name)
-    if name not in SPLITS:
-        raise ValueError(f"{file}, line {line}: expected the split to be one of {SPLITS} but got {name!r}")
-    return SPLITS.index(name)
+    number = split_number(row.get("set", row.get("split", "train")), f"{file}, line {line}")
+    return 1 if number == 0 and row.get("validation", "").strip().lower() in _TRUE else number

@@ -29,7 +29,11 @@ _USED: dict[str, set[str]] = {
     "image-folder": {"seed"},
     "modelnet": {"seed", "points"},
     "point-sets": {"seed", "points", "label_kind"},
-    "localization": {"seed", "multi_label"},  # it draws nothing, but scripts give every format the same seed
+    "localization": {
+        "seed",
+        "multi_label",
+        "label_kind",
+    },  # it draws nothing, but scripts give every format the same seed
     "fasta": {"seed", "labels", "label_kind"},
 }
 
@@ -51,7 +55,7 @@ class SourceOptions:
     labels
         FASTA: the table with the labels.
     label_kind
-        FASTA and point sets: class, multilabel or real.
+        FASTA, point sets and tables: class, multilabel, real or none.
     """
 
     seed: int = 0
@@ -128,7 +132,9 @@ FORMATS: dict[str, Callable[[list[Path], SourceOptions], Source]] = {
     "point-sets": lambda files, options: PointSets(
         files[0], points=options.points, label_kind=options.label_kind, seed=options.seed
     ),
-    "localization": lambda files, options: Localization(files[0], multi_label=options.multi_label),
+    "localization": lambda files, options: Localization(
+        files[0], multi_label=options.multi_label, label_kind=options.label_kind
+    ),
     "fasta": lambda files, options: Fasta(
         files[0], options.labels, label_kind=options.label_kind or "class", seed=options.seed
     ),
@@ -152,4 +158,8 @@ def _sniff(files: list[Path]) -> Format:
     for format, suffixes in (("fasta", _FASTA), ("localization", _TABLES), ("point-sets", _POINTS)):
         if suffix in suffixes:
             return format  # type: ignore[return-value]
-    raise ValueError(f"{first}: cannot tell what this is; say which with --format, one of {get_args(Format)}")
+    known = ", ".join((".zip", *_FASTA, *_TABLES, *_POINTS))
+    raise ValueError(
+        f"{first}: cannot tell what this is, since it is no folder and does not end in {known}; say which with "
+        f"--format, one of {get_args(Format)}, or make a store of what no format reads with TokenStore.create"
+    )

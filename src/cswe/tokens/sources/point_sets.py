@@ -15,7 +15,7 @@ from cswe.tokens.errors import BadItemError
 from cswe.tokens.labels import LabelKind, Labels
 from cswe.tokens.randomness import permutation, stratified_split
 from cswe.tokens.sources.archives import open_zip, safe_members
-from cswe.tokens.sources.base import SPLITS, Points, Source
+from cswe.tokens.sources.base import Points, Source, split_number
 
 _POINTS = ("points", "data", "tokens", "values", "x")
 _OFFSETS = ("ptr", "offsets")
@@ -174,10 +174,8 @@ def _splits(
 ) -> tuple[npt.NDArray[np.uint8], bool]:
     if "splits" in arrays:
         names = _texts(arrays, "splits", file)
-        unknown = sorted(set(names) - set(SPLITS))
-        if unknown:
-            raise ValueError(f"{file}: expected names out of {SPLITS} as splits but got {unknown[:3]}")
-        return np.array([SPLITS.index(name) for name in names], dtype=np.uint8), True
+        numbers = {name: split_number(name, file) for name in sorted(set(names))}
+        return np.array([numbers[name] for name in names], dtype=np.uint8), True
     strata = np.zeros(count, dtype=np.int64)
     if labels.spec.kind == "class" and labels.values is not None:
         strata = labels.values.numpy()

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -74,6 +75,9 @@ def read_table(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             raise ValueError(f"{path}: expected a table with a line of column names but it is empty")
         delimiter = "\t" if "\t" in first else ","
         columns = next(csv.reader([first], delimiter=delimiter))
+        counts = Counter(name.strip().lower() for name in columns)
+        if repeated := [name for name, count in counts.items() if name and count > 1]:
+            raise ValueError(f"{path}: expected every column name once but {repeated[0]!r} comes again")
         rows = csv.reader(chain(stream, [_END]), delimiter=delimiter)
         while True:
             line = rows.line_num + 2  # a field may hold line breaks, and the reader has not seen the first line
