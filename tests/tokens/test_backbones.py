@@ -252,6 +252,20 @@ def test_a_text_encoder(bert, tmp_path):
     assert torch.allclose(TokenStore(tmp_path, layer=1)[0].tokens, hidden[1][0, 1:-1], atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "luke", "data2vec-text"])
+def test_a_text_is_as_long_as_the_models_positions_reach(bert, tmp_path, kind):
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.AutoConfig.for_model(
+        kind, **shape, max_position_embeddings=12, vocab_size=10, pad_token_id=0 if kind == "bert" else 1
+    )
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "model")
+    transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "model")
+    source = Sequences(["a set " * 20])
+    store = extract(source, open_backbone(str(tmp_path / "model"), source), tmp_path / "store", progress=False)
+    # Less the two special tokens; all but BERT lose two more, those up to the number of the padding.
+    assert store.lengths.tolist() == [10 if kind == "bert" else 8]
+
+
 def test_a_checkpoint_that_lacks_weights_is_refused(bert, tmp_path):
     shutil.copytree(bert, tmp_path, dirs_exist_ok=True)
     state = load_file(tmp_path / "model.safetensors")

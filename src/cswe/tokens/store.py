@@ -76,8 +76,8 @@ class TokenStore(Sequence[Item]):
         spec = self.manifest.spec
         if not self.manifest.complete and not partial:
             raise TokenStoreError(
-                f"{self.path}: is not finished ({self.manifest.items} items so far); run the same `cswe extract` "
-                "with --resume, or open it as it is with partial=True"
+                f"{self.path}: is not finished ({self.manifest.items} items so far); go on with it, by the same "
+                "`cswe extract` with --resume or a StoreWriter with resume=True, or open it as it is with partial=True"
             )
         if layer is None and len(spec.layers) > 1:
             raise ValueError(f"layer: expected one of {sorted(spec.layers)}, which {self.path} holds, but got None")

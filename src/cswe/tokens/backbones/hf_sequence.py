@@ -23,6 +23,21 @@ from cswe.tokens.backbones.hugging_face import Encoder
 from cswe.tokens.errors import BadItemError
 
 Long = Literal["cut", "window"]
+# Models that count positions from the padding's number on, and so have two fewer than they say.
+_SHIFTED = (
+    "camembert",
+    "data2vec-text",
+    "esm",
+    "ibert",
+    "longformer",
+    "luke",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
 _USUAL = str.maketrans("", "", "ACDEFGHIKLMNPQRSTVWY")
 
 
@@ -226,7 +241,5 @@ def _length_limit(tokenizer: Any, config: Any) -> int:
     limits = [int(min(tokenizer.model_max_length, 2**20))]
     positions = getattr(config, "max_position_embeddings", None)
     if positions:
-        # These count positions from the padding's number on, and so have two fewer than they say.
-        shifted = config.model_type in ("esm", "roberta", "xlm-roberta", "camembert")
-        limits.append(int(positions) - (2 if shifted else 0))
+        limits.append(int(positions) - (2 if config.model_type in _SHIFTED else 0))
     return min(limits)
