@@ -56,6 +56,44 @@ def test_the_order_of_bytes_does_not_matter(tmp_path, labels):
     assert np.array_equal(here.load(3).points, there.load(3).points)
 
 
+@pytest.mark.parametrize("name", ["mask", "attention_mask"])
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
+def test_padding_is_left_out(tmp_path, name, suffix):
+    lengths = np.arange(20) % 6 + 1
+    mask = np.arange(6) < lengths[:, None]
+    arrays = {"points": np.where(mask[:, :, None], POINTS, np.nan), "weight": mask * 2.0, name: mask.astype("i8")}
+    arrays |= {"split": ["val"] * 20, "id": [f"set {number}" for number in range(20)]}
+    file = tmp_path / f"sets.{suffix}"
+    if suffix == "npz":
+        np.savez(file, **arrays, strange=1)
+    else:
+        with pytest.importorskip("h5py").File(file, "w") as content:
+            for key, values in (arrays | {"strange": 1}).items():
+                content[key] = values
+    source = open_source(file)
+    assert (source.splits.tolist(), source.ids[3]) == ([1] * 20, "set 3")
+    assert source.left_out == "arrays that are none of those looked for: strange"
+    assert np.array_equal(source.load(3).points, POINTS[3, :4].astype("f4"))
+    assert source.load(3).weights.tolist() == [2] * 4
+    assert source.options()["mask"] == name
+
+
+def test_a_mask_is_of_zeros_and_ones_in_the_layout_of_the_points(tmp_path):
+    np.savez(tmp_path / "sets.npz", points=POINTS, mask=np.full((20, 6), 2))
+    with pytest.raises(BadItemError, match="a mask that is not of 0 and 1"):
+        open_source(tmp_path / "sets.npz").load(0)
+    for wrong in (np.ones((20, 5), bool), np.full((20, 6), "1"), np.ones(6, bool)):
+        np.savez(tmp_path / "sets.npz", points=POINTS, mask=wrong)
+        with pytest.raises(ValueError, match=r"sets\.npz: expected mask to be numbers of shape \(20, 6\) but got"):
+            open_source(tmp_path / "sets.npz")
+    before = {"points": POINTS, "mask": np.ones((20, 6), bool)}
+    np.savez(tmp_path / "sets.npz", **before)
+    content = open_source(tmp_path / "sets.npz").content(0, 20)
+    before["mask"][7, 2] = False
+    np.savez(tmp_path / "sets.npz", **before)
+    assert open_source(tmp_path / "sets.npz").content(0, 20) != content
+
+
 def test_an_array_of_nothing_counts_as_not_there(tmp_path):
     h5py = pytest.importorskip("h5py", reason="needs the extra 'data'")
     with h5py.File(tmp_path / "few.h5", "w") as file:

@@ -20,6 +20,10 @@ from cswe.tokens.sources.base import Points, Source, split_number
 _POINTS = ("points", "data", "tokens", "values", "x")
 _OFFSETS = ("ptr", "offsets")
 _LABELS = ("labels", "label", "y", "target")
+_WEIGHTS = ("weights", "weight")
+_MASKS = ("mask", "attention_mask")
+_IDS = ("ids", "id")
+_SPLITS = ("splits", "split")
 _NUMBERS = "fiub"  # NumPy's letters for the kinds of types that are numbers
 
 
@@ -28,7 +32,8 @@ class PointSets(Source):
 
     The arrays looked for are the points (``points``, ``data``, ``tokens``, ``values`` or ``x``): ``(n, N, d)``, or
     ``(T, d)`` with ``ptr`` or ``offsets`` of n + 1 numbers; and, if there, ``labels`` (integers ``(n,)``, real numbers,
-    or 0/1 ``(n, C)``), ``weights`` in the layout of the points, ``ids`` and ``splits`` (names).
+    or 0/1 ``(n, C)``), ``weights`` and ``mask`` (or ``attention_mask``; 0 for padding, which is left out), both
+    in the layout of the points, ``ids`` and ``splits`` (names). Other arrays are passed over, and named in `left_out`.
 
     Parameters
     ----------
@@ -72,19 +77,21 @@ class PointSets(Source):
                 f"{path}: expected {self._points_name} to be numbers of shape {wanted}, but got {kind} of shape {shape}"
             )
         self._offsets = None if offsets_name is None else _offsets(arrays[offsets_name], shape[0], offsets_name, path)
-        self.has_weights = "weights" in arrays
-        if self.has_weights:
-            found, kind = arrays["weights"].shape, arrays["weights"].dtype
+        self._weights_name, self._mask_name = _first(arrays, _WEIGHTS), _first(arrays, _MASKS)
+        self.has_weights = self._weights_name is not None
+        for name in (self._weights_name, self._mask_name):
+            found, kind = (shape[:-1], kind) if name is None else (arrays[name].shape, arrays[name].dtype)
             if found != shape[:-1] or kind.kind not in _NUMBERS:
                 raise ValueError(
-                    f"{path}: expected weights to be numbers of shape {shape[:-1]} but got {kind} of shape {found}"
+                    f"{path}: expected {name} to be numbers of shape {shape[:-1]} but got {kind} of shape {found}"
                 )
         count = shape[0] if self._offsets is None else len(self._offsets) - 1
         if not count:
             raise ValueError(f"{path}: expected sets but found none")
         labels = _labels(arrays, label_kind, count, self._file)
-        ids = _texts(arrays, "ids", self._file) if "ids" in arrays else [str(number) for number in range(count)]
-        splits, self._split_is_given = _splits(arrays, labels, count, fractions, seed, self._file)
+        ids_name, splits_name = _first(arrays, _IDS), _first(arrays, _SPLITS)
+        ids = [str(number) for number in range(count)] if ids_name is None else _texts(arrays, ids_name, self._file)
+        splits, self._split_is_given = _splits(arrays, splits_name, labels, count, fractions, seed, self._file)
         for name, length in (("ids", len(ids)), ("splits", len(splits))):
             if length != count:
                 raise ValueError(f"{path}: expected {count} {name} but got {length}")
@@ -93,7 +100,12 @@ class PointSets(Source):
         self._options: dict[str, Any] = {"points": points, "seed": seed}
         if not self._split_is_given:
             self._options["fractions"] = list(fractions)
+        if self._mask_name is not None:
+            self._options["mask"] = self._mask_name
         self._points, self._seed = points, seed
+        used = {self._points_name, offsets_name, self._weights_name, self._mask_name, ids_name, splits_name}
+        if others := sorted(set(arrays) - used - {_first(arrays, _LABELS)}):
+            self.left_out = f"arrays that are none of those looked for: {', '.join(others)}"
 
     def _open(self) -> dict[str, Any]:
         if self._process != os.getpid() and not self._in_memory:  # forked: HDF5 handles cannot be shared
@@ -110,9 +122,17 @@ class PointSets(Source):
         arrays, where = self._open(), self._where(index)
         try:
             points = np.asarray(arrays[str(self._points_name)][where], dtype=np.float32)
-            weights = np.asarray(arrays["weights"][where], dtype=np.float32) if self.has_weights else None
+            weights = None
+            if self._weights_name is not None:
+                weights = np.asarray(arrays[self._weights_name][where], dtype=np.float32)
+            mask = None if self._mask_name is None else np.asarray(arrays[self._mask_name][where])
         except OSError:
             raise BadItemError("cannot be read from its file") from None
+        if mask is not None:
+            if bool(((mask != 0) & (mask != 1)).any()):
+                raise BadItemError("has a mask that is not of 0 and 1")
+            valid = mask.astype(bool)
+            points, weights = points[valid], None if weights is None else weights[valid]
         if not len(points):
             raise BadItemError("has no points")
         if not np.isfinite(points).all():
@@ -126,8 +146,8 @@ class PointSets(Source):
         """Return the set itself, if the file is in memory."""
         if not self._in_memory:
             return None
-        names = [str(self._points_name)] + ["weights"] * self.has_weights
-        return b"".join(self._open()[name][self._where(index)].tobytes() for name in names)
+        names = (self._points_name, self._weights_name, self._mask_name)
+        return b"".join(self._open()[name][self._where(index)].tobytes() for name in names if name is not None)
 
     def _where(self, index: int) -> int | slice:
         return index if self._offsets is None else slice(int(self._offsets[index]), int(self._offsets[index + 1]))
@@ -170,12 +190,18 @@ def _offsets(array: Any, total: int, name: str, file: object) -> npt.NDArray[np.
 
 
 def _splits(
-    arrays: dict[str, Any], labels: Labels, count: int, fractions: tuple[float, float], seed: int, file: Path
+    arrays: dict[str, Any],
+    name: str | None,
+    labels: Labels,
+    count: int,
+    fractions: tuple[float, float],
+    seed: int,
+    file: Path,
 ) -> tuple[npt.NDArray[np.uint8], bool]:
-    if "splits" in arrays:
-        names = _texts(arrays, "splits", file)
-        numbers = {name: split_number(name, file) for name in sorted(set(names))}
-        return np.array([numbers[name] for name in names], dtype=np.uint8), True
+    if name is not None:
+        texts = _texts(arrays, name, file)
+        numbers = {text: split_number(text, file) for text in sorted(set(texts))}
+        return np.array([numbers[text] for text in texts], dtype=np.uint8), True
     strata = np.zeros(count, dtype=np.int64)
     if labels.spec.kind == "class" and labels.values is not None:
         strata = labels.values.numpy()
