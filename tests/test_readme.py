@@ -11,10 +11,13 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTAL
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.strip().splitlines()[-1][:30])
-def test_example(code):
+def test_example(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names = {}
     exec(compile(code, str(README), "exec"), names)
+    if "batch" in names:
+        assert names["batch"].tokens.shape[::2] == (32, 16)
     if "vectors" in names:
         assert names["vectors"].shape == (32, 128)
     if "duals" in names:
@@ -23,7 +26,7 @@ def test_example(code):
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 3
 
 
 def test_the_first_screen_has_both_commands_and_a_short_example():

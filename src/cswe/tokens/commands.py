@@ -58,7 +58,8 @@ def extract(
     out
         The store's folder.
     data
-        A file or folder, or several zips of one data set. Without it: scikit-learn's digits.
+        A folder of class folders of images, a CSV, TSV or FASTA file, point sets in NPZ or HDF5, ModelNet40, or Tiny
+        ImageNet, in several zips even. Without it: scikit-learn's digits.
     format
         What the data is, if that cannot be told from names and contents.
     backbone
