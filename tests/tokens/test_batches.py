@@ -147,6 +147,17 @@ def test_splits_and_indices(store):
         store.batches(1, layout="square")
 
 
+def test_narrowed_batches_are_dealt_anew(store):
+    used = store.batches(4, seed=5)
+    for _ in used:
+        pass
+    next(iter(used))
+    few = used.narrowed(range(20), 3), store.batches(3, indices=range(20))
+    one, other = ([batch.index.tolist() for batch in batches] for batches in few)
+    assert one == other
+    assert used.narrowed().state_dict() == {"seed": 0, "epoch": 0, "step": 0}
+
+
 @pytest.mark.parametrize("resident", [None, False, True])
 def test_a_device_that_is_not_there_is_told(store, resident):
     for name in ("cuda:99", torch.device("cuda", 99)):

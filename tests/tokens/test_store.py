@@ -62,6 +62,11 @@ def test_a_view_is_not_kept_and_a_read_is_a_copy(tmp_path):
     store = TokenStore.create(tmp_path, [Item(tokens)], dtype="float32")
     store[0].tokens.zero_()
     assert store[0].tokens.sum() == 4
+    # One buffer, filled anew for every item.
+    filled = (Item(tokens.fill_(number), cls=tokens[0], weights=tokens[:, 0]) for number in (1, 2, 3))
+    store = TokenStore.create(tmp_path / "buffer", filled, dtype="float32")
+    for read in ([item.tokens for item in store], [item.cls for item in store], [item.weights for item in store]):
+        assert [values.unique().tolist() for values in read] == [[1], [2], [3]]
 
 
 def test_labels_of_every_kind(tmp_path):
@@ -83,6 +88,7 @@ def test_several_layers(tmp_path):
     assert TokenStore(tmp_path, layer=6).dim == 2
     assert TokenStore(tmp_path, layer=12)[0].tokens.sum() == 12
     assert TokenStore(tmp_path, layer=12).cls().tolist() == [[1.0] * 4]
+    assert TokenStore(tmp_path, layer=12).cls([0, 0]).tolist() == [[1.0] * 4] * 2
     with pytest.raises(ValueError, match=r"one of \[6, 12\].*got None"):
         TokenStore(tmp_path)
     with pytest.raises(ValueError, match="got 9"):
