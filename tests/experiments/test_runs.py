@@ -1,84 +1,26 @@
-"""The harness of the experiments: every cell once, by priority, whatever is known, breaks down or runs out of time."""
+"""The harness of the experiments: every cell once, by priority, whatever breaks down or runs out of time."""
 
-import json
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from cswe.tokens import Item, TokenStore
-from cswe.tokens.backbones.base import Backbone, Encoded
 from cswe.training.cells import Plan
 from cswe.training.fit import fit
-from cswe.training.locking import Lock
-from cswe.training.provenance import commit
 from experiments import worker as worker_module
 from experiments.expect import Sizes, expected_seconds
-from experiments.extract import NormedToo
-from experiments.extract import main as extract
 from experiments.pools import with_choices
-from experiments.records import RESULTS, add_extraction, add_result, read_extractions, read_study
+from experiments.records import RESULTS, read_study
 from experiments.run import main, share
 from experiments.studies import LITERAL, STUDIES, Entry, Study
 from experiments.tuning import IMAGES, chosen_by
 from experiments.worker import BROKEN, Worker
+from tests.experiments.small import TINY, study
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ("epochs=1", "batch_size=16", "points=6")
-
-
-def study(name="small", pools=("mean", "swe"), wave=0, store="sets", **options):
-    plan = Plan(pools, (2,), 2, layers=(6,), choices=TINY)
-    return Study(name, "proteins", lambda chosen: [Entry(plan, wave, store)], **options)
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    """Token sets of three classes, as the store ``proteins`` has them but small."""
-    folder = tmp_path_factory.mktemp("stores")
-    generator = torch.Generator().manual_seed(0)
-
-    def items():
-        for number in range(72):
-            tokens = torch.randn(5 + number % 4, 4, generator=generator) + number % 3
-            split = ("train", "train", "validation", "test")[number // 3 % 4]
-            yield Item({6: tokens}, number % 3, f"{number}", split, cls={6: tokens[0]})
-
-    for name in ("sets", "proteins"):
-        TokenStore.create(folder / name, items(), classes=["a", "b", "c"])
-    return folder
-
-
-@pytest.fixture
-def work(stores, tmp_path):
-    """A worker of its own, told what to do."""
-
-    def make(*studies, out="out", **options):
-        told = []
-        made = Worker(
-            list(studies), stores, tmp_path / out, options.pop("known", []), options.pop("work", tmp_path / "work"),
-            torch.device("cpu"), tell=told.append, **options,
-        )  # fmt: skip
-        return made, told
-
-    return make
-
-
-@pytest.fixture
-def made_at(monkeypatch):
-    """Let results from now on be of a commit."""
-
-    def set_commit(name):
-        monkeypatch.setenv("CSWE_COMMIT", name)
-        commit.cache_clear()
-
-    yield set_commit
-    commit.cache_clear()
 
 
 def test_every_cell_once_and_what_it_was_made_with(work, tmp_path):
@@ -97,25 +39,6 @@ def test_every_cell_once_and_what_it_was_made_with(work, tmp_path):
     again, told = work(study(neighbors=True))
     assert again.run() == 0
     assert told == ["worker 0: nothing left to begin"]
-
-
-def test_what_is_known_elsewhere_is_kept_and_not_run_again(work, tmp_path):
-    first, _ = work(study(pools=("mean",)))
-    first.run()
-    second, _ = work(study(), out="later", known=[tmp_path / "out"])
-    assert second.run() == 2
-    assert len(read_study(tmp_path / "later", "small")) == 4
-    lines = (tmp_path / "later" / "small.json").read_text().splitlines()
-    assert len(lines) == 4 + 2  # one a cell
-    assert json.loads("\n".join(lines))["study"] == "small"
-
-
-def test_another_recipe_under_the_same_name_is_refused(work, stores, tmp_path):
-    work(study(pools=("mean",)))[0].run()
-    other = Plan(("mean",), (2,), 2, layers=(6,), choices=("epochs=2", *TINY[1:]))
-    changed = Study("small", "proteins", lambda chosen: [Entry(other, 0, "sets")])
-    with pytest.raises(ValueError, match=r"another recipe.*epochs"):
-        work(changed)[0].run()
 
 
 def test_a_long_cell_is_broken_off_and_gone_on_with(work, tmp_path, monkeypatch):
@@ -178,93 +101,10 @@ def test_only_some_cells(work, tmp_path):
     assert work(study(), only=("set",))[0].run() == 1  # what is left, by the store's name
 
 
-def test_again_says_whether_every_score_is_the_known_one(work, tmp_path):
-    assert work(study(pools=("mean",)), deterministic=True)[0].run() == 2
-    file = tmp_path / "out" / "small.json"
-    before = file.read_text()
-    again, told = work(study(), again=True)
-    assert again.run() == 2  # of four, two are known
-    assert again.failed == []
-    assert [line.rsplit(": ", 1)[1] for line in told[:2]] == ["all 15 scores are the same"] * 2
-    assert work(study(), again=True)[0].run() == 0  # once for all workers of a command
-    assert file.read_text() == before
-    first = next(iter(read_study(tmp_path / "out", "small").values()))
-    first.scores["test"]["top1"] += 1e-12
-    add_result(tmp_path / "other", "small", first, {}, tmp_path / "lock")
-    wrong, told = work(study(), out="other", again=True, only=(first.cell.name,), work=tmp_path / "elsewhere")
-    assert wrong.run() == 1
-    assert wrong.failed == [first.cell.name]
-    assert "differs in test top1: " in told[0]
-
-
-def test_cells_of_an_old_commit_are_made_again_and_replaced(work, tmp_path, made_at):
-    made_at("0ld0ld0ld0")
-    assert work(study(pools=("mean",)))[0].run() == 2
-    old = read_study(tmp_path / "out", "small")
-    made_at("new0new0ne")
-    assert work(study())[0].run() == 2  # the other pooling
-    assert work(study(), again=True, remake=("0ld0ld0",))[0].run() == 2
-    assert work(study(), remake=("0ther0th",))[0].run() == 0
-    assert work(study(), remake=("0ld0ld0", "0ther0th"))[0].run() == 2
-    found = read_study(tmp_path / "out", "small")
-    assert {result.facts["commit"] for result in found.values()} == {"new0new0ne"}
-    assert {name: found[name].scores for name in old} == {name: result.scores for name, result in old.items()}
-    assert work(study(), remake=("0ld0ld0",))[0].run() == 0
-    elsewhere = {"remake": ("new0new0",), "work": tmp_path / "elsewhere"}
-    assert [work(study(), **elsewhere)[0].run() for _ in range(2)] == [4, 0]  # made by that very commit, and once
-    made_at("later000000")
-    assert work(study(), **{**elsewhere, "remake": ("new0new", "0ld0ld0")})[0].run() == 4
-
-
-def test_what_is_known_elsewhere_is_remade_here(work, tmp_path, made_at):
-    made_at("0ld0ld0ld0")
-    assert work(study(), out="there")[0].run() == 4
-    made_at("new0new0ne")
-    options = {"known": [tmp_path / "there"], "remake": ("0ld0ld0",)}
-    assert work(study(), only=("seed-1",), **options)[0].run() == 2
-    assert work(study(), only=("seed-1",), **options)[0].run() == 0
-    commits = [result.facts["commit"] for result in read_study(tmp_path / "out", "small").values()]
-    assert sorted(commits) == ["0ld0ld0ld0"] * 2 + ["new0new0ne"] * 2
-
-
 def test_no_cell_is_begun_that_would_not_end_in_time(work):
     worker, told = work(study(), until=time.monotonic() + 1)
     assert worker.run() == 0
     assert told == ["worker 0: no time left for another cell"]
-
-
-def test_a_store_that_is_not_there_is_waited_for_until_time_is_up(work):
-    worker, told = work(study(store="missing"), until=time.monotonic() + 0.1)
-    started = time.monotonic()
-    assert worker.run() == 0
-    assert time.monotonic() - started < 5
-    assert all("waiting for" in line and "missing" in line for line in told)
-
-
-def test_a_store_that_nobody_makes_is_not_waited_for(work, stores, monkeypatch):
-    monkeypatch.setattr(worker_module, "_GRACE", 0.0)
-    worker, told = work(study("there", pools=("mean",)), study("other", store="missing"))
-    assert worker.run() == 2
-    assert worker.failed == ["missing"]
-    assert told[-1].endswith("and nobody makes it: python -m experiments.extract missing")
-    assert not (stores / "missing.lock").exists()
-
-
-def test_a_store_that_is_being_made_is_waited_for(work, stores, monkeypatch):
-    monkeypatch.setattr(worker_module, "_GRACE", 0.0)
-    lock = Lock(stores / "missing.lock")
-    assert lock.take()
-    looks = iter(range(3))
-
-    def look(_):
-        if next(looks) == 1:
-            lock.release(remove=True)  # that extraction was killed
-
-    monkeypatch.setattr(worker_module.time, "sleep", look)
-    worker, told = work(study(store="missing"))
-    assert worker.run() == 0
-    assert [("waiting for" in line, "nobody makes it" in line) for line in told] == [(True, False), (False, True)]
-    assert next(looks) == 2
 
 
 def test_what_is_still_to_run_is_listed(work, stores, tmp_path, capsys, monkeypatch):
@@ -329,16 +169,6 @@ def test_logs_are_kept_where_they_are_drawn(work, tmp_path):
         assert ("swgg" in record) == (result.cell.pool == "cswe")
 
 
-def test_final_runs_of_another_choice_are_made_again(work, tmp_path):
-    def final(epochs):
-        plan = Plan(("mean",), (2,), 1, layers=(6,), choices=(f"epochs={epochs}", *TINY[1:]))
-        return Study("final", "proteins", lambda chosen: [Entry(plan, 0, "sets")], replace(IMAGES, sought=()))
-
-    assert [work(final(epochs))[0].run() for epochs in (1, 1, 2, 2)] == [1, 0, 1, 0]
-    assert [result.cell.recipe.optimization.epochs for result in read_study(tmp_path / "out", "final").values()] == [2]
-    assert work(final(1), again=True)[0].run() == 0  # what is known is not of this recipe
-
-
 def test_longer_runs_are_expected_to_take_longer(stores):
     sizes = Sizes.of(stores / "sets")
     assert (sizes.train, sizes.validation, sizes.classes, sizes.dims) == (36, 18, 3, {6: 4})
@@ -358,32 +188,6 @@ def test_two_processes_share_a_study(stores, tmp_path, monkeypatch):
     pools = ["cswe:bound=10", "cswe:bound=5", "swe"]
     assert {result.cell.pool for result in found.values()} == {*pools, *(with_choices(pool, LITERAL) for pool in pools)}
     assert all("--jobs 2" in result.facts["command"] for result in found.values())
-
-
-def test_a_rerun_from_the_command_line(stores, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(STUDIES, "proteins-evolution", study("proteins-evolution", ("mean",), store="proteins"))
-    words = ["proteins-evolution", "--stores", str(stores), "--out", str(tmp_path), "--known", "--device", "cpu"]
-    assert main([*words, "--only", "nothing,seed-1"]) == 0
-    (known,) = read_study(tmp_path, "proteins-evolution").values()
-    assert main([*words, "--again", "--deterministic"]) == 0
-    assert "scores are the same" in capsys.readouterr().out
-    known.scores["train"]["top1"] = 2.0
-    add_result(tmp_path, "proteins-evolution", known, {}, tmp_path / "lock")
-    assert main([*words, "--again", "--only", "seed-0", "--only", "mean"]) == 1
-    assert "train top1: 2.0 there" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main([*words, "--again", "--rehearse"])
-    with pytest.raises(SystemExit):
-        main([*words, "--remake", "abc"])
-    assert "expected at least 7 digits of a commit but got 'abc'" in capsys.readouterr().err
-    extraction = ["raw-0", "--assets", str(tmp_path), "--stores", str(stores), "--device", "abacus"]
-    for command, wrong in ((main, [*words, "--device", "abacus"]), (extract, extraction)):
-        with pytest.raises(SystemExit):
-            command(wrong)
-        assert "device: expected one that torch can use here, cpu say, but got 'abacus'" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([*words, "--remake", "HEAD~12345"])
-    assert "but got 'HEAD~12345'" in capsys.readouterr().err
 
 
 def test_a_worker_whose_device_is_broken_is_replaced(work, monkeypatch, tmp_path):
@@ -409,50 +213,6 @@ def test_a_rehearsal_never_becomes_a_result(stores, capsys):
     with pytest.raises(SystemExit):
         main(["proteins-evolution", "--stores", str(stores), "--rehearse"])
     assert "choose another --out" in capsys.readouterr().err
-
-
-def test_an_extraction_is_noted_once(tmp_path, capsys):
-    numpy = pytest.importorskip("numpy")
-    rng = numpy.random.default_rng(0)
-    points = rng.normal(size=(40, 8, 3)).astype("float32")
-    numpy.savez(tmp_path / "modelnet-part.npz", points=points, labels=numpy.arange(40) % 2)
-    words = ["raw-1", "--assets", str(tmp_path), "--stores", str(tmp_path / "stores"), "--out", str(tmp_path / "out")]
-    claimed = Lock(tmp_path / "stores" / "raw-1.lock")
-    assert claimed.take()
-    extract([*words, "--device", "cpu"])
-    assert "another process is making it" in capsys.readouterr().out
-    claimed.release()
-    extract([*words, "--device", "cpu"])
-    extract([*words, "--device", "cpu"])
-    assert "is there already" in capsys.readouterr().out
-    assert not list((tmp_path / "stores").glob("raw*.lock"))
-    (entry,) = read_extractions(tmp_path / "out")
-    assert (entry["store"], entry["items"], entry["tokens"]) == ("raw-1", 40, 320)
-    store = TokenStore(tmp_path / "stores" / "raw-1")
-    assert [len(store.split(name)) for name in ("train", "validation", "test")] == [20, 8, 12]
-    add_extraction(tmp_path / "out", {**entry, "seconds": 1.0}, tmp_path / "lock")
-    assert [line["seconds"] for line in read_extractions(tmp_path / "out")] == [1.0]
-
-
-def test_tokens_of_points_are_there_normalised_too():
-    class Long(Backbone):
-        kind, layers, preparer, device = "points", {5: 4}, None, torch.device("cpu")
-
-        def encode(self, units, dtype):
-            pieces = [torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 100.0, 200.0, 300.0]])] * len(units)
-            return Encoded({5: pieces}, [2] * len(units), torch.ones(len(units), dtype=torch.bool))
-
-        def describe(self):
-            return {"name": "long"}
-
-    both = NormedToo(Long())
-    encoded = both.encode([0, 1], "float32")
-    assert dict(both.layers) == {5: 4, 6: 4}
-    assert encoded.tokens[5][0].max() == 300
-    for piece in encoded.tokens[6]:
-        torch.testing.assert_close(piece.mean(1), torch.zeros(2), atol=1e-6, rtol=0)
-        torch.testing.assert_close(piece[0], piece[1], atol=1e-4, rtol=0)
-    assert set(both.describe()) == {"name", "layer 6"}
 
 
 def test_little_is_needed_where_there_is_a_gpu():
