@@ -12,6 +12,8 @@ import torch
 
 from cswe.cli import main
 from cswe.tokens import Item, TokenStore
+from cswe.training.compare import compare
+from tests.training.comparing import PLAN
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = Path(__file__).with_name("fork_server.py")
@@ -71,6 +73,15 @@ def trained(digits, tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
     assert main(["train", str(digits), "--out", str(folder), *tiny]) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def whole(digits, tmp_path_factory):
+    """A comparison that was done at once: its folder, its results and what was told."""
+    folder = tmp_path_factory.mktemp("compare") / "whole"
+    told = []
+    results = compare(digits, folder, PLAN, device="cpu", tell=told.append)
+    return folder, results, told
 
 
 @pytest.fixture(scope="session")

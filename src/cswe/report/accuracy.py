@@ -74,7 +74,7 @@ def draw_differences(table: Table, colours: dict[str, str]) -> Figure | None:
         error = 0.0 if math.isnan(entry.mean.margin) else 100 * entry.mean.margin
         colour = colours[entry.row.pool]
         axes.errorbar(100 * entry.mean.mean, place, xerr=error, fmt="o", color=colour, ms=5, lw=1.6, capsize=3)
-        slices = "" if entry.row.slices is None else f", L = {entry.row.slices}"
+        slices = "" if entry.slices is None else f", L = {entry.slices}"
         names.append(f"{entry.row.label}{slices}" + (f", layer {entry.row.layer}" if several else ""))
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.6, len(names) - 0.4)

@@ -222,7 +222,7 @@ def _difference_grid(table: Table) -> dict[str, Any]:
     rows = []
     for entry in table.differences("test" if "test" in table.splits else "validation"):
         text, _, spread = entry.mean.text(signed=True, error=True).replace("-", "−").partition(" ")
-        lead = ["" if entry.row.slices is None else entry.row.slices] + ([entry.row.layer] if several else [])
+        lead = ["" if entry.slices is None else entry.slices] + ([entry.row.layer] if several else [])
         cells = [
             {"text": text, "spread": spread, "best": False},
             {"text": "yes" if entry.clear else "no", "spread": "", "best": entry.clear},

@@ -148,7 +148,12 @@ class Plan:
                     recipe = self.recipe_of(pool, slices)
                     for seed in range(self.first_seed, self.first_seed + self.seeds):
                         cell = Cell(pool, layer, slices, seed, recipe)
-                        cells[cell.name] = cell  # the same one asked for twice is one
+                        there = cells.setdefault(cell.name, cell)  # the same one asked for twice is one
+                        if there.pool != pool:
+                            raise UserError(
+                                f"pools: {there.pool!r} and {pool!r} would both be kept as {cell.name}; write a number "
+                                "of one of them in another way (0.001 for 1e-3), or choose another folder for it"
+                            )
         return list(cells.values())
 
     def recipe_of(self, pool: str, slices: int | None) -> Recipe:

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from cswe.tokens import Batches, Manifest, TokenStore, TokenStoreError
+from cswe.tokens import Batches, Manifest, TokenStore
 from cswe.training.cells import CELLS, RUNS, Cell, Plan, Result, read_results
 from cswe.training.checkpoint import BEST, LAST, existing, load, read_json, remove_folder, write_json
 from cswe.training.data import TrainingData, scoring_size
 from cswe.training.decisive import difference
-from cswe.training.errors import PausedError, TrainingError, UnreadableError, UserError
+from cswe.training.errors import PausedError, TrainingError, UnreadableError, UserError, is_own_fault
 from cswe.training.fit import fit
 from cswe.training.locking import Lock, locked
 from cswe.training.logging import LOG, read_lines
@@ -342,9 +342,9 @@ def run_cell(
         for record in fit(data, run, seed=cell.seed, resume=True, keep_last=keep_last, ranks=Ranks()):
             if record["epoch"] < cell.recipe.optimization.epochs and stop():
                 raise PausedError(f"{cell.label}: broken off after {record['epoch']} epochs")
-    except (TokenStoreError, UserError):
-        raise  # no fault of its choices, which have been looked at: others would fare alike
     except faults as failure:
+        if not is_own_fault(failure):
+            raise
         error = str(failure).replace(f"{run.parent.parent}/", "")  # wherever the folder may be moved to
     log = read_lines(run / LOG)
     facts: dict[str, Any] = {

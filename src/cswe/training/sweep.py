@@ -9,10 +9,10 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from cswe.tokens import Manifest, TokenStoreError
+from cswe.tokens import Manifest
 from cswe.training.checkpoint import BEST, LAST, read_json, remove_folder, replace_text, write_json
 from cswe.training.compare import Shelf, check_pool
-from cswe.training.errors import TrainingError, UserError
+from cswe.training.errors import TrainingError, UserError, is_own_fault
 from cswe.training.fit import fit
 from cswe.training.locking import locked
 from cswe.training.logging import LOG, Record, read_lines
@@ -125,9 +125,9 @@ def sweep(
                 value = _train(held, folder, point, shelf, where, numbers, score)
                 if value is not None and not math.isfinite(value):
                     value, error = None, f"validation {score} is {value}"
-            except (TokenStoreError, UserError):
-                raise  # no fault of its choices, which have been looked at: others would fare alike
-            except (TrainingError, ValueError) as failure:  # its choices' fault: others may be all right
+            except Exception as failure:
+                if not is_own_fault(failure):
+                    raise
                 error = str(failure).replace(f"{folder}/", "")
             search.finish(held, value, error=error)
         finally:

@@ -142,6 +142,11 @@ class Difference:
     mean: Mean
 
     @property
+    def slices(self) -> int | None:
+        """The number of slices at which they are compared: that of both, or of the one that has some."""
+        return self.baseline.slices if self.row.slices is None else self.row.slices
+
+    @property
     def clear(self) -> bool:
         """Whether the difference is more than chance."""
         return self.mean.clear
@@ -202,17 +207,22 @@ class Table:
         return None
 
     def differences(self, split: str = "test", baseline: str | None = None) -> list[Difference]:
-        """Compare every row with the baseline at the same layer and number of slices, seed by seed."""
+        """Compare every row with the baseline at the same layer and number of slices, seed by seed.
+
+        A pool without slices is the same for every number of them: it is compared at each that the other has.
+        """
         name = baseline or self.baseline
         found = []
         for row in self.rows:
-            other = self.find(name, row.layer, row.slices)
-            if other is None or row.pool == name:
+            if row.pool == name:
                 continue
-            mine, theirs = row.by_seed(split, self.metric), other.by_seed(split, self.metric)
-            shared = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
-            if shared:
-                found.append(Difference(row, other, Mean.of(shared)))
+            for other in self.at(row.layer):
+                if other.pool != name or not (None in (row.slices, other.slices) or row.slices == other.slices):
+                    continue
+                mine, theirs = row.by_seed(split, self.metric), other.by_seed(split, self.metric)
+                shared = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+                if shared:
+                    found.append(Difference(row, other, Mean.of(shared)))
         return found
 
     def markdown(self) -> str:
@@ -249,7 +259,7 @@ class Table:
         lines = [
             [
                 entry.row.label,
-                "" if entry.row.slices is None else str(entry.row.slices),
+                "" if entry.slices is None else str(entry.slices),
                 str(entry.row.layer),
                 entry.mean.text(signed=True, error=True),
                 str(entry.mean.count),
@@ -290,7 +300,7 @@ class Table:
         )
         for split in self.splits:
             for entry in self.differences(split):
-                row, slices = entry.row, "" if entry.row.slices is None else entry.row.slices
+                row, slices = entry.row, "" if entry.slices is None else entry.slices
                 lead = [row.pool, self.baseline, row.layer, slices, split, self.metric]
                 writer.writerow([*lead, entry.mean.mean, entry.mean.error, entry.mean.count])
         return stream.getvalue()
