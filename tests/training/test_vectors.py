@@ -12,7 +12,7 @@ import cswe
 from cswe.cli import main
 from cswe.tokens import Item, TokenStore
 from cswe.training.embed import embed
-from cswe.training.explain import Explanation, explain, write_explanation
+from cswe.training.explain import Explanation, explain, position, write_explanation
 from cswe.training.inputs import StoreInput, open_input
 from cswe.training.model import Facts, Model
 from cswe.training.neighbors import _least, nearest
@@ -210,6 +210,63 @@ def test_neighbours_from_the_command_line(trained, digits, vectors, capsys):
     assert told["digit-0007"][0]["label"] in {str(n) for n in range(10)}
     assert main([*arguments, "--split", "test"]) == 0
     assert "digit-0004\n" in capsys.readouterr().out
+
+
+@pytest.fixture
+def repeated(tmp_path, tiny):
+    """A store of pairs of items with one id, and a run on it."""
+    items = [
+        Item(torch.randn(4, 3), n % 2, f"pair {n // 2}", ("train", "train", "validation", "validation")[n % 4])
+        for n in range(24)
+    ]
+    store = TokenStore.create(tmp_path / "store", items)
+    assert main(["train", str(store.path), "--out", str(tmp_path / "run"), *tiny, "--pool", "mean"]) == 0
+    return str(tmp_path / "run"), str(store.path)
+
+
+def test_items_with_the_same_id_are_told_apart(repeated, tmp_path, capsys):
+    capsys.readouterr()
+    for command in (
+        ("neighbors", "--query", "pair 3"),
+        ("explain", "--item", "pair 3", "--out", str(tmp_path / "x.csv")),
+    ):
+        assert main([command[0], *repeated, *command[1:]]) == 2
+        said = capsys.readouterr().err
+        assert (
+            "expected an id of one item but 2 are called 'pair 3'; ask for one of them by its position (6, 7)" in said
+        )
+    assert main(["neighbors", *repeated, "--query", "6", "7", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told) == ["pair 3 (position 6)", "pair 3 (position 7)"]
+    for own, rows in zip((6, 7), told.values(), strict=True):
+        assert own not in {row["position"] for row in rows}
+        assert all(row["id"] == f"pair {row['position'] // 2}" for row in rows)
+    assert main(["neighbors", *repeated, "--query", "6", "--k", "30"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("pair 3 (position 6)\n")
+    assert "  pair 0 (position 1)  1\n" in printed
+
+
+def test_a_number_is_a_position_and_text_an_id_first(repeated):
+    store = TokenStore(repeated[1])
+    store.ids = [str(23 - n) for n in range(24)]
+    sets = StoreInput(store)
+    assert [position(sets, item) for item in (4, np.int64(4), "4")] == [4, 4, 19]
+
+
+def test_a_split_without_items_is_told(repeated, tmp_path, capsys):
+    capsys.readouterr()
+    for command in (
+        ("neighbors", "--query", "0"),
+        ("embed", "--out", str(tmp_path / "v.npy")),
+        ("evaluate",),
+    ):
+        assert main([command[0], *repeated, *command[1:], "--split", "test"]) == 2
+        said = capsys.readouterr().err
+        assert (
+            f"split: expected one that has items, which in {repeated[1]} are train, validation, but got 'test'" in said
+        )
+    assert not list(tmp_path.glob("v.*"))
 
 
 def test_labels_of_neighbours_are_of_their_kind(make_store, tmp_path, tiny, capsys):

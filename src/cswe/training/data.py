@@ -136,6 +136,19 @@ def open_store(path: str | Path, facts: Facts) -> TokenStore:
     return store
 
 
+def items_of(store: TokenStore, split: str | None) -> Indices:
+    """Return the positions of the items of a split, or of all; that there are none is an error."""
+    items = store.split(split)
+    if not len(items):
+        held = ", ".join(store.splits)
+        raise UserError(
+            f"split: expected one that has items, which in {store.path} are {held}, but got {split!r}"
+            if held
+            else f"{store.path}: expected items but it holds none"
+        )
+    return items
+
+
 def check_labels(facts: Facts, store: TokenStore) -> None:
     """Raise an error unless a store's labels are what a model answers with."""
     mine, theirs = facts.labels, store.spec.labels

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from cswe.nn import SWEPool, SWGGBound
 from cswe.tokens import Batches, TokenStore
-from cswe.training.data import check_labels, check_store
+from cswe.training.data import check_labels, check_store, items_of
 from cswe.training.errors import UserError
 from cswe.training.model import Model
 from cswe.training.neighbors import nearest
@@ -74,9 +74,7 @@ def evaluate(
     """
     check_store(model.facts, store)
     check_labels(model.facts, store)
-    items = store.split(split)
-    if not len(items):
-        raise UserError(f"{store.path}: expected items in split {split!r} but there are none; it has {store.splits}")
+    items = items_of(store, split)
     batches = Batches(store, batch_size, indices=items, shuffle=False, device=device)
     outputs, labels = predict(model.to(device), batches)
     return {"items": len(items), **scores_of(model.facts.task, outputs, labels)}

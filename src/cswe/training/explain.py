@@ -114,14 +114,22 @@ def explain(
 
 
 def position(sets: StoreInput | RawInput, item: str | int) -> int:
-    """Find an item by its id, or by its position."""
+    """Find an item by its id, or by its position; a number that is no text is a position, whatever ids there are."""
     ids = sets.store.ids if isinstance(sets, StoreInput) else list(sets.source.ids)
     text = str(item)
-    if text in ids:
-        return ids.index(text)
+    named = [place for place, name in enumerate(ids) if name == text] if isinstance(item, str) else []
+    if len(named) > 1:
+        places = ", ".join(map(str, named[:10])) + (f" and {len(named) - 10} more" if len(named) > 10 else "")
+        raise UserError(
+            f"item: expected an id of one item but {len(named)} are called {text!r}; ask for one of them by its "
+            f"position ({places})"
+        )
+    if named:
+        return named[0]
     if (number := _number(text, len(ids))) is not None:
         return number
-    raise UserError(f"item: expected an id or a position below {len(ids)} but got {text!r}; ids look like {ids[0]!r}")
+    like = f"; ids look like {ids[0]!r}" if ids else ""
+    raise UserError(f"item: expected an id or a position below {len(ids)} but got {text!r}{like}")
 
 
 def write_explanation(told: Explanation, out: Path) -> None:

@@ -16,7 +16,7 @@ from cswe.tokens.loading import Loaded, default_workers, load_units
 from cswe.tokens.manifest import MANIFEST
 from cswe.tokens.sources.base import Source
 from cswe.tokens.sources.opening import Format, SourceOptions, open_source
-from cswe.training.data import check_backbone, open_store
+from cswe.training.data import check_backbone, items_of, open_store
 from cswe.training.errors import UserError
 from cswe.training.model import Facts
 
@@ -37,14 +37,16 @@ class StoreInput:
     store: TokenStore
     split: str | None = None
 
+    def __post_init__(self) -> None:
+        self.items = items_of(self.store, self.split)
+
     def __len__(self) -> int:
-        return len(self.store.split(self.split))
+        return len(self.items)
 
     def batches(self, batch_size: int, device: torch.device) -> Iterator[tuple[Batch, list[str]]]:
         """Yield batches; ids are read shard by shard, so that memory stays flat."""
-        items = self.store.split(self.split)
         shard, names = None, list[str]()
-        for batch in Batches(self.store, batch_size, indices=items, shuffle=False, device=device, resident=False):
+        for batch in Batches(self.store, batch_size, indices=self.items, shuffle=False, device=device, resident=False):
             ids = []
             for index in batch.index.tolist():
                 here, row = self.store.locate(index)

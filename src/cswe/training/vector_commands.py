@@ -1,6 +1,7 @@
 """The commands `cswe embed`, `cswe neighbors` and `cswe explain`."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -109,22 +110,28 @@ def neighbors(
     where = str(default_device(device))
     trained = load(model)
     opened = open_store(store, trained.facts)
-    everything = StoreInput(opened)
+    everything, sets = StoreInput(opened), StoreInput(opened, split)
     places = np.array([position(everything, name) for name in query])
     asked = next(iter(opened.batches(len(places), indices=places, shuffle=False, device=where)))
     with torch.no_grad():
         queries = trained.to(where).embed_batch(asked).float().cpu()
-    among = opened.split(split)
+    among = sets.items
     # A query that is among the items is not its own neighbour.
     skip = torch.tensor([int(np.flatnonzero(among == place)[0]) if place in among else -1 for place in places])
-    sets = StoreInput(opened, split)
     blocks = (vectors for vectors, _ in embed_blocks(trained, sets, batch_size=batch_size, device=where))
     distances, found = nearest(queries, blocks, k, metric, skip)
     ids, labels = opened.ids, opened.labels
+    count = Counter(ids)
+
+    def name_of(place: int) -> str:
+        """Name an item so that it is no other."""
+        return ids[place] if count[ids[place]] == 1 else f"{ids[place]} (position {place})".lstrip()
+
     result = {
-        ids[place]: [
+        name_of(place): [
             {
                 "id": ids[among[row]],
+                "position": int(among[row]),
                 "distance": distance,
                 **({"label": _label(labels[among[row]], opened.spec.labels)} if labels is not None else {}),
             }
@@ -138,7 +145,8 @@ def neighbors(
     for name, rows in result.items():
         print(name)
         for row in rows:
-            print(f"  {row['distance']:.6f}  {row['id']}" + (f"  {row['label']}" if "label" in row else ""))
+            label = f"  {row['label']}" if "label" in row else ""
+            print(f"  {row['distance']:.6f}  {name_of(row['position'])}{label}")
 
 
 def explain(
