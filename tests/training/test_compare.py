@@ -156,10 +156,14 @@ def test_a_cell_that_cannot_be_trained_fails_alone(digits, tmp_path):
     assert other.error is None
 
 
-def test_a_failed_run_is_said_in_the_table_and_can_be_tried_again(digits, tmp_path):
+def test_a_failed_run_is_said_in_the_table_and_can_be_tried_again(digits, tmp_path, capsys):
     plan = Plan(("cswe",), (2,), seeds=2, choices=(*TINY, "bound=0.1", "dual_limit=1e-9"))
     results = compare(digits, tmp_path / "study", plan, device="cpu")
     assert all("ran away" in (result.error or "") for result in results)
+    words = ["compare", str(digits), "--out", str(tmp_path / "study"), "--pools", *plan.pools, "--slices", "2"]
+    assert main([*words, "--seeds", "2", "--set", *plan.choices, "--device", "cpu", "--quiet"]) == 1
+    said = capsys.readouterr().err
+    assert f"no run of {tmp_path / 'study'} came to an end with a score; the files in" in said
     assert "2 of 2 runs failed" in Table.of(read_results(tmp_path / "study")).markdown()
     told = []
     compare(digits, tmp_path / "study", plan, device="cpu", tell=told.append)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -209,9 +210,41 @@ def test_control_c(server, digits, tiny, tmp_path):
     load(run)
 
 
+def test_a_file_where_a_folder_should_be(trained, digits, tiny, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    (tmp_path / "space.json").write_text('{"lr": [0.01]}')
+    said = error_of(capsys, 2, "train", digits, "--out", file, *tiny)
+    assert said.endswith(f"cswe train: {file}: expected a folder but it is a file; choose another\n")
+    below = file / "sub"
+    for command in (
+        ["train", digits, "--out", below, *tiny],
+        ["compare", digits, "--out", below, "--pools", "mean"],
+        ["sweep", digits, "--out", below, "--space", tmp_path / "space.json"],
+        ["embed", trained, digits, "--out", below / "v.npy", "--quiet"],
+        ["explain", trained, digits, "--item", "0", "--out", below / "x.csv"],
+    ):
+        assert f"{below}: expected a folder but {file} is a file" in error_of(capsys, 2, *command)
+
+
+@pytest.mark.parametrize("choice", ["lr", "bound", "slack-weight", "temperature", "weight-decay", "slack-factor"])
+def test_a_choice_without_end(digits, tiny, tmp_path, capsys, choice):
+    said = error_of(capsys, 2, "train", digits, "--out", tmp_path / "run", *tiny, f"--{choice}", "inf")
+    assert said == f"cswe train: {choice.replace('-', '_')}: expected a finite number but got inf\n"
+    assert main(["train", str(digits), "--out", str(tmp_path / "run"), *tiny, "--clip", "inf", "--pool", "mean"]) == 0
+
+
+def test_nothing_to_hold_out_for_validation(make_store, tiny, tmp_path, capsys):
+    for kind, labels, each in (("class", list(range(6)), ", class by class,"), ("real", [[0.5]] * 4, "")):
+        store = make_store(tmp_path / kind, labels, kind=None if kind == "class" else kind, splits=("train",))
+        said = error_of(capsys, 2, "train", store.path, "--out", tmp_path / "run", *tiny)
+        assert f"and a share of 0.1 of {len(labels)} training items{each} is none or all of them; give some the" in said
+
+
 def test_other_wrong_uses(trained, digits, tiny, tmp_path, capsys):
     train = ["train", digits, "--out", tmp_path / "run"]
-    assert "expected one of digits, images" in error_of(capsys, 2, *train, "--recipe", "imges")
+    said = error_of(capsys, 2, *train, "--recipe", "imges")
+    assert "expected one of digits, images, points, proteins, tuned, or a file that ends in .json, but got" in said
     assert "expected CLS vectors but" in error_of(capsys, 2, *train, *tiny, "--pool", "cls")
     assert "seeds: expected at least 1" in error_of(capsys, 2, *train, *tiny, "--seeds", "0")
     assert "no manifest.json" in error_of(capsys, 1, "train", tmp_path / "nowhere", "--out", tmp_path / "run", *tiny)
@@ -275,19 +308,26 @@ def test_a_recipe_of_other_types(trained, digits, tmp_path, capsys, part, choice
     content[part] = {**content[part], choice: value} if choice else value
     (tmp_path / "recipe.json").write_text(json.dumps(content))
     words = ["train", digits, "--recipe", tmp_path / "recipe.json", "--out", tmp_path / "run"]
-    assert said in error_of(capsys, 2, *words)
+    assert f"{tmp_path / 'recipe.json'}: {said}" in error_of(capsys, 2, *words)
 
 
 def test_damaged_checkpoints_are_named(trained, tmp_path, capsys, digits):
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     weights = copy / "best" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     assert f"{weights}: is damaged" in error_of(capsys, 2, "evaluate", copy, digits)
-    (copy / "best" / "model.json").write_text("{")
-    assert "model.json: is damaged" in error_of(capsys, 2, "evaluate", copy, digits)
+    for damage in ("{", '{"format": "cswe-model", "version": 1}'):
+        (copy / "best" / "model.json").write_text(damage)
+        assert "model.json: is damaged" in error_of(capsys, 2, "evaluate", copy, digits)
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "last/training.json"])
+def test_a_run_whose_files_lack_something_is_not_gone_on_with(trained, tiny, tmp_path, capsys, digits, name):
+    shutil.copytree(trained, tmp_path / "copy")
+    (tmp_path / "copy" / name).write_text("{}")
+    said = error_of(capsys, 2, "train", digits, "--out", tmp_path / "copy", *tiny, "--resume")
+    assert f"{tmp_path / 'copy' / name}: is damaged (KeyError" in said
 
 
 def test_errors_have_their_kinds():

@@ -3,6 +3,7 @@
 import json
 from dataclasses import FrozenInstanceError
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -46,6 +47,23 @@ def test_points(slices, batch):
     assert chosen.pooling.points == 512
     assert [rate_factor(o, epoch) for epoch in (49, 50, 100, 150)] == [1, 0.5, 0.25, 0.125]
     assert rates(chosen, 150) == pytest.approx((1e-3, 1.25e-4))
+
+
+@pytest.mark.parametrize(
+    ("choice", "value", "said"),
+    [
+        ("lr", "0.1", "lr: expected float but got '0.1'"),
+        ("lr", None, "lr: expected float but got None"),
+        ("epochs", 2.5, "epochs: expected int but got 2.5"),
+        ("slices", True, "slices: expected int but got True"),
+        ("standardize", "no", "standardize: expected bool but got 'no'"),
+        ("pool", ["mean"], "pool: expected one of mean, sum"),
+    ],
+)
+def test_choices_of_other_types_are_told(choice, value, said):
+    with pytest.raises(UserError, match=said):
+        Recipe().with_(**{choice: value}).check()
+    Recipe().with_(lr=np.float64(0.1), bound=1, clip=None).check()  # what counts as a number is one
 
 
 def test_tuned_is_regularised_and_small_enough_to_search_with():

@@ -145,8 +145,8 @@ def test_another_recipe_seed_or_store_is_refused(trained, digits, make_store, tm
 
 def test_one_process_at_a_time(digits, tmp_path):
     chosen = recipe("digits").with_(pool="mean", epochs=2)
-    data = TrainingData.open(TokenStore(digits), chosen, torch.device("cpu"))
-    first = fit(data, tmp_path / "run")
+    data = TrainingData.open(TokenStore(digits), chosen, "cpu")
+    first = fit(data, str(tmp_path / "run"))  # names are as good as what they name
     next(first)
     with pytest.raises(UserError, match="another process is training there"):
         next(fit(data, tmp_path / "run", resume=True))

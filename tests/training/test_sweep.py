@@ -262,6 +262,7 @@ def test_a_point_that_cannot_be_trained_fails_alone(digits, tmp_path):
         sweep(digits, folder, start, Space.of(space), device="cpu")
         found += [(row["state"], row["error"]) for row in rows(folder)]
         assert sweep(digits, folder, start, Space.of(space), device="cpu", tell=pytest.fail)
+        assert "best of 2 trials, 0 of them pruned and 1 failed" in best_line(folder)
     assert [state for state, _ in found] == ["complete", "fail"] * 2
     assert "not finite" in found[1][1]
     assert "slack_schedule" in found[3][1], found

@@ -269,6 +269,17 @@ def test_a_split_without_items_is_told(repeated, tmp_path, capsys):
     assert not list(tmp_path.glob("v.*"))
 
 
+def test_vectors_that_are_no_blocks_are_told():
+    vectors = torch.randn(10, 3)
+    for queries, blocks, said in (
+        (vectors[:2], vectors, r"blocks: expected vectors \(n, 3\) in blocks.* got a block of shape \(3,\)"),
+        (vectors[:2], torch.randn(10, 4).split(4), r"got a block of shape \(4, 4\)"),
+        (vectors[0], vectors.split(4), r"queries: expected vectors \(Q, size\) but got shape \(3,\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            nearest(queries, blocks, 2)
+
+
 def test_labels_of_neighbours_are_of_their_kind(make_store, tmp_path, tiny, capsys):
     kinds = {
         "real": ([[float(n % 3), 0.0] for n in range(24)], ["height", "weight"]),
@@ -345,6 +356,7 @@ def test_shares_are_complete_with_every_normalisation(digits, pool, normalizatio
     assert abs(evidence) > 1e-3
     assert float(told.shares.sum()) == pytest.approx(evidence, abs=1e-5)
     assert told.of == "the evidence for '7'"
+    assert torch.equal(explain(model, StoreInput(store), 4, label=7).shares, told.shares)
 
 
 def test_shares_that_are_no_more_than_gradients_say_so(digits):

@@ -5,13 +5,13 @@ import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from cswe.training.checkpoint import read_json, write_json
+from cswe.training.checkpoint import read_json, reading, write_json
 from cswe.training.choices import has_slices, parse_choices, parse_pool
 from cswe.training.errors import UnreadableError, UserError
 from cswe.training.recipe import Recipe
-from cswe.training.recipes import EsmSize
+from cswe.training.recipes import EsmSize, RecipeName
 from cswe.training.recipes import recipe as named_recipe
 
 FORMAT, VERSION = "cswe-cell", 1
@@ -81,7 +81,7 @@ def label_of(pool: str) -> str:
 
 
 def base_recipe(recipe: str, slices: int | None, esm: EsmSize = "8M") -> Recipe:
-    """Return a recipe by name, with the paper's settings for a number of slices, or from a file.
+    """Return a recipe by name, with the paper's settings for a number of slices, or from a file: its own, or a run's.
 
     Examples
     --------
@@ -90,7 +90,11 @@ def base_recipe(recipe: str, slices: int | None, esm: EsmSize = "8M") -> Recipe:
     """
     if recipe.endswith(".json"):
         content = read_json(Path(recipe))
-        base = Recipe.from_json(content.get("recipe", content))
+        with reading(Path(recipe)):
+            base = Recipe.from_json(content.get("recipe", content))
+    elif recipe not in get_args(RecipeName):
+        known = ", ".join(get_args(RecipeName))
+        raise UserError(f"recipe: expected one of {known}, or a file that ends in .json, but got {recipe!r}")
     else:
         base = named_recipe(recipe, slices, esm)  # type: ignore[arg-type]
     return base if slices is None else base.with_(slices=slices)

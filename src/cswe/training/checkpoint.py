@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,28 @@ FORMAT, VERSION = "cswe-model", 1
 MODEL, WEIGHTS = "model.json", "model.safetensors"
 STATE, TENSORS = "training.json", "training.safetensors"
 BEST, LAST = "best", "last"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise an error if a folder cannot be made since a file is in its place, or in that of one above it."""
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise UserError(
+                f"{folder}: expected a folder but {'it' if place == folder else place} is a file; choose another"
+            )
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Name the file in errors about what it says; what it lacks, or has of another kind, is damage."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UnreadableError(
+            f"{file}: is damaged ({type(error).__name__}: {error}); restore it from a copy, or train again"
+        ) from None
 
 
 def save_model(folder: Path, model: Model, notes: dict[str, Any]) -> None:
@@ -49,7 +72,9 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
         raise UserError(f"{folder / MODEL}: expected a model of cswe but got something else")
     if content.get("version") != VERSION:
         raise UserError(f"{folder / MODEL}: expected version {VERSION} but got {content.get('version')}; update cswe")
-    model = Model(Facts.from_json(content))
+    with reading(folder / MODEL):
+        facts = Facts.from_json(content)
+    model = Model(facts)
     tensors = read_tensors(folder / WEIGHTS)
     try:
         model.load_state_dict(tensors)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from cswe.tokens import TokenStore
-from cswe.training.cells import finite
+from cswe.training.cells import base_recipe, finite
 from cswe.training.checkpoint import BEST, LAST, load, read_json, write_json
 from cswe.training.data import TrainingData, open_store
 from cswe.training.errors import UserError
@@ -21,7 +21,6 @@ from cswe.training.logging import Logger, Record, TensorBoard
 from cswe.training.parallel import Ranks, default_device
 from cswe.training.recipe import Bounding, Head, Optimization, Pooling, Recipe, Regularization
 from cswe.training.recipes import EsmSize
-from cswe.training.recipes import recipe as named_recipe
 from cswe.training.task import CHOSEN_BY
 
 # Options are written without the name of the group they belong to: --slices, not --pooling.slices.
@@ -88,7 +87,7 @@ def train(
     quiet
         Say nothing but the result.
     """
-    settings = Recipe(_open_recipe(recipe).name, pooling, bounding, head, optimization, regularization)
+    settings = Recipe(base_recipe(recipe, None).name, pooling, bounding, head, optimization, regularization)
     if seeds < 1:
         raise UserError(f"seeds: expected at least 1 but got {seeds}")
     if save_steps is not None and save_steps < 1:
@@ -137,7 +136,7 @@ def prepare_train(arguments: Sequence[str]) -> Callable[..., None]:
         parser.add_argument(name, nargs="?", default=default, const=default)
     known, _ = parser.parse_known_args(list(arguments))
     slices = int(known.slices) if known.slices.isdecimal() and int(known.slices) else None
-    chosen = _open_recipe(known.recipe, slices, known.esm)
+    chosen = base_recipe(known.recipe, slices, known.esm)
     return functools.partial(
         train,
         pooling=chosen.pooling,
@@ -197,14 +196,6 @@ def _in_turn(runs: Any) -> Iterator[Record]:
                 waiting.remove(run)
             else:
                 yield record
-
-
-def _open_recipe(name: str, slices: int | None = None, esm: Any = "8M") -> Recipe:
-    """Return a recipe by its name, or from a file: a recipe's own, or a run's."""
-    if not name.endswith(".json"):
-        return named_recipe(name, slices, esm)  # type: ignore[arg-type]
-    content = read_json(Path(name))
-    return Recipe.from_json(content.get("recipe", content))
 
 
 def _line(record: Record, epochs: int, *, several: bool) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from cswe.tokens import Batches, Manifest, TokenStore
 from cswe.training.cells import CELLS, RUNS, Cell, Plan, Result, read_results
-from cswe.training.checkpoint import BEST, LAST, existing, load, read_json, remove_folder, write_json
+from cswe.training.checkpoint import BEST, LAST, check_folder, existing, load, read_json, remove_folder, write_json
 from cswe.training.data import TrainingData, scoring_size
 from cswe.training.decisive import difference
 from cswe.training.errors import PausedError, TrainingError, UnreadableError, UserError, is_own_fault
@@ -138,6 +138,7 @@ def compare(
         In the order of the plan.
     """
     path, folder, where = Path(store), Path(out), default_device(device)
+    check_folder(folder)
     manifest = Manifest.read(path)
     cells = plan.cells(sorted(manifest.spec.layers))
     if baseline is not None and baseline not in plan.pools:

@@ -46,9 +46,10 @@ class TrainingData:
     facts: Facts
 
     @classmethod
-    def open(cls, store: TokenStore, recipe: Recipe, device: torch.device) -> "TrainingData":
+    def open(cls, store: TokenStore, recipe: Recipe, device: str | torch.device = "cpu") -> "TrainingData":
         """Check that a store can be used with a recipe, and open its splits on a device."""
         recipe.check()
+        device = torch.device(device)
         if recipe.pooling.pool == "cls" and not store.spec.cls:
             raise UserError(f"pool cls: expected CLS vectors but {store.path} has none; choose another pool")
         facts = Facts(recipe, store.spec, store.layer, _outputs(store))
@@ -197,7 +198,12 @@ def _splits(store: TokenStore, recipe: Recipe) -> tuple[Indices, Indices]:
         parts = np.zeros(len(train), dtype=np.uint8)
         parts[permutation(len(train), "validation", 0)[: round(share * len(train))]] = 1
     if not bool((parts == 1).any()) or not bool((parts == 0).any()):
-        raise UserError(f"{store.path}: has too few items ({len(train)}) to hold some out for validation")
+        each = ", class by class," if store.label_kind == "class" else ""
+        raise UserError(
+            f"{store.path}: expected a split 'validation' but there is none, and a share of {share:g} of {len(train)} "
+            f"training items{each} is none or all of them; give some the split 'validation', or choose another "
+            "validation_share"
+        )
     return train[parts == 0], train[parts == 1]
 
 

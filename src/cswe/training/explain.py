@@ -53,7 +53,12 @@ class Explanation:
 
 
 def explain(
-    model: Model, sets: StoreInput | RawInput, item: str | int, *, label: str | None = None, slice: int | None = None
+    model: Model,
+    sets: StoreInput | RawInput,
+    item: str | int,
+    *,
+    label: str | int | None = None,
+    slice: int | None = None,
 ) -> Explanation:
     """Say which tokens of an item speak for an answer, or carry the embedding.
 
@@ -66,8 +71,9 @@ def explain(
     item
         An id, or a position.
     label
-        Share out the evidence for this answer: how far the head's output is above that for an average embedding (with
-        layer normalisation: for one whose numbers are all equal). By default the squared length of the embedding.
+        Share out the evidence for this answer, a name or a number: how far the head's output is above that for an
+        average embedding (with layer normalisation: for one whose numbers are all equal). By default the squared length
+        of the embedding.
     slice
         Of one slice alone.
 
@@ -96,7 +102,7 @@ def explain(
             (target,) = torch.autograd.grad(model.decide(normalized)[0, number], [vector])
         mean = getattr(model.normalization, "running_mean", None)
         average = 0.0 if mean is None else float(target[0] @ mean)
-        of = f"the evidence for {label!r}"
+        of = f"the evidence for {str(label)!r}"
     if slice is None:
         shares = explain_tokens(model.pool, tokens, mask, weights, target)[0]
         # What the average embedding would say is no token's doing: all of them bear it alike.
@@ -163,11 +169,11 @@ def _number(text: str, count: int) -> int | None:
     return number if number < count else None
 
 
-def _answer(model: Model, label: str) -> int:
+def _answer(model: Model, label: str | int) -> int:
     names = model.facts.labels.names
     if label in names:
-        return names.index(label)
-    if (number := _number(label, model.facts.outputs)) is not None:
+        return names.index(str(label))
+    if (number := _number(str(label), model.facts.outputs)) is not None:
         return number
     known = ", ".join(names[:10]) or f"0 to {model.facts.outputs - 1}"
     raise UserError(f"label: expected one of {known} but got {label!r}")

@@ -39,7 +39,7 @@ class NeverBoundWarning(UserWarning):
 
 def fit(
     data: TrainingData,
-    run: Path,
+    run: str | Path,
     *,
     seed: int = 0,
     resume: bool = False,
@@ -82,6 +82,7 @@ def fit(
         ``epoch``, ``loss``, ``rate``, ``validation``, and for a bounded pool ``swgg`` with ``values``, ``bound``,
         ``slack`` and ``dual`` per slice.
     """
+    run = Path(run)
     facts = replace(data.facts, seed=seed)
     data = data.drawn(seed)
     with torch.device("meta"):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cswe.training.checkpoint import BEST, LAST, existing, read_json, write_json
+from cswe.training.checkpoint import BEST, LAST, check_folder, existing, read_json, reading, write_json
 from cswe.training.decisive import difference
 from cswe.training.errors import UserError
 from cswe.training.locking import Lock
@@ -19,6 +19,7 @@ RECIPE = "recipe.json"
 def begin(run: Path, facts: Facts, origin: dict[str, Any], *, resume: bool) -> None:
     """Claim a folder for a run: write its recipe, or check that the run there is the same one, on the same tokens."""
     file = run / RECIPE
+    check_folder(run)
     if file.exists():
         if not resume:
             raise UserError(f"{run}: holds a run already; go on with it by --resume, or choose another folder")
@@ -36,7 +37,10 @@ def claimed(run: Path) -> Iterator[None]:
     """Keep other processes from training in the same folder meanwhile."""
     lock = Lock(run / "lock")
     if not lock.take():
-        raise UserError(f"{run}: another process is training there; wait for it, or choose another folder")
+        raise UserError(
+            f"{run}: another process is training there, or an earlier loop over `fit` in this one that was left amid; "
+            "wait for it, close it, or choose another folder"
+        )
     try:
         yield
     finally:
@@ -51,12 +55,13 @@ def saved_epoch(run: Path) -> int | None:
 
 def _check_same(run: Path, facts: Facts, origin: dict[str, Any]) -> None:
     saved = read_json(run / RECIPE)
-    recipe = Recipe.from_json(saved["recipe"])
+    with reading(run / RECIPE):
+        recipe, seed = Recipe.from_json(saved["recipe"]), saved["seed"]
     again = "use the same options, or another folder"
     if other := difference(recipe, facts.recipe):
         raise UserError(f"{run}: was begun with another recipe ({other}); {again}")
-    if saved["seed"] != facts.seed:
-        raise UserError(f"{run}: was begun with seed {saved['seed']} but got {facts.seed}; {again}")
+    if seed != facts.seed:
+        raise UserError(f"{run}: was begun with seed {seed} but got {facts.seed}; {again}")
     if not same_origin(noted_origin(saved), origin):
         raise UserError(f"{run}: was begun on another store; use that one, or another folder")
     if saved.get("layer", facts.layer) != facts.layer:  # earlier versions did not note it

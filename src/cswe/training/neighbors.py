@@ -43,6 +43,8 @@ def nearest(
     """
     if k < 1:
         raise UserError(f"k: expected at least 1 but got {k}")
+    if queries.ndim != 2:
+        raise UserError(f"queries: expected vectors (Q, size) but got shape {tuple(queries.shape)}")
     queries = queries.double()
     if metric == "cosine":
         queries = torch.nn.functional.normalize(queries, dim=1)
@@ -50,6 +52,11 @@ def nearest(
     places = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     start = 0
     for block in blocks:
+        if block.ndim != 2 or block.shape[1] != queries.shape[1]:
+            raise UserError(
+                f"blocks: expected vectors (n, {queries.shape[1]}) in blocks, as vectors.split(1000) makes them, but "
+                f"got a block of shape {tuple(block.shape)}"
+            )
         vectors = block.double()
         if metric == "cosine":
             distances = 1 - queries @ torch.nn.functional.normalize(vectors, dim=1).T

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cswe._extras import require
+from cswe.training.checkpoint import check_folder
 from cswe.training.errors import UserError
 
 Block = npt.NDArray[np.float32]
@@ -32,6 +33,7 @@ def check_out(file: Path, suffixes: Iterable[str]) -> None:
     """Raise an error if a file cannot be written under its name, before anything is computed for it."""
     if file.suffix not in suffixes:
         raise UserError(f"out: expected a name that ends in {', '.join(suffixes)} but got {file.name!r}")
+    check_folder(file.parent)
     for place in _parts(file):
         if place.is_dir():
             raise UserError(f"out: expected a file to write but {place} is a folder; choose another name")

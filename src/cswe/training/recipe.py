@@ -1,5 +1,6 @@
 """A recipe: every choice that decides what a training run computes, as data."""
 
+import math
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -211,6 +212,7 @@ class Recipe:
 
     def check(self) -> "Recipe":
         """Raise an error that names the first choice that makes no sense; otherwise return the recipe."""
+        self._check_kinds()
         for part, ranges in _RANGES.items():
             values = getattr(self, part)
             for name, (low, high, open_low) in ranges.items():
@@ -220,15 +222,23 @@ class Recipe:
                     beyond = "more than" if open_low else "at least"
                     upto = "" if high == _ANY else f" and at most {high:g}"
                     raise UserError(f"{name}: expected {beyond} {low:g}{upto} but got {value:g}")
+        return self
+
+    def _check_kinds(self) -> None:
         for choices in (self.pooling, self.bounding, self.head, self.optimization, self.regularization):
             for name, hint in get_type_hints(type(choices)).items():
-                allowed, value = get_args(hint), getattr(choices, name)
-                if allowed and all(isinstance(choice, str) for choice in allowed) and value not in allowed:
-                    raise UserError(f"{name}: expected one of {', '.join(allowed)} but got {value!r}")
-        return self
+                value = getattr(choices, name)
+                if get_origin(hint) is Literal:
+                    if value not in get_args(hint):
+                        raise UserError(f"{name}: expected one of {', '.join(get_args(hint))} but got {value!r}")
+                    continue
+                _check_kind(name, hint, value)
+                if isinstance(value, float) and math.isinf(value) and name not in _ENDLESS:
+                    raise UserError(f"{name}: expected a finite number but got {value}")
 
 
 _ANY = float("inf")
+_ENDLESS = ("clip", "dual_limit")  # choices for which infinity is no limit
 _RANGES: dict[str, dict[str, tuple[float, float, bool]]] = {
     "pooling": {
         "slices": (1, _ANY, False),
@@ -275,7 +285,7 @@ _Made = TypeVar("_Made")
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Say whether a value from a file is of the type of a choice; `Recipe.check` knows which words are allowed.
+    """Say whether a value is of the type of a choice; `Recipe.check` knows which words are allowed.
 
     Examples
     --------
@@ -285,7 +295,15 @@ def fits(kind: Any, value: Any) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str)
     allowed = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    return type(value) in allowed or (type(value) is int and float in allowed)
+    if isinstance(value, bool):
+        return bool in allowed
+    return isinstance(value, allowed) or (isinstance(value, int) and float in allowed)
+
+
+def _check_kind(name: str, hint: Any, value: Any) -> None:
+    if not fits(hint, value):
+        expected = "text" if get_origin(hint) is Literal else getattr(hint, "__name__", hint)
+        raise UserError(f"{name}: expected {expected} but got {value!r}")
 
 
 def _from_json(kind: type[_Made], data: Any, where: str) -> _Made:
@@ -296,9 +314,8 @@ def _from_json(kind: type[_Made], data: Any, where: str) -> _Made:
     if unknown:
         raise UserError(f"{where}: expected the choices that this version knows but got {', '.join(unknown)}")
     for name, value in data.items():
-        if not is_dataclass(hints[name]) and not fits(hints[name], value):
-            expected = "text" if get_origin(hints[name]) is Literal else getattr(hints[name], "__name__", hints[name])
-            raise UserError(f"{name}: expected {expected} but got {value!r}")
+        if not is_dataclass(hints[name]):
+            _check_kind(name, hints[name], value)
     values = {
         name: _from_json(hints[name], value, name) if is_dataclass(hints[name]) else value
         for name, value in data.items()

@@ -18,6 +18,7 @@ from cswe.training.checkpoint import (
     existing,
     read_json,
     read_tensors,
+    reading,
     replace_folder,
     save_model,
     write_state,
@@ -111,13 +112,15 @@ class State:
         )
         if self.duals is not None:
             self.duals.load_state_dict(_under(tensors, "duals."))
-        if numbers["scaler"]:
-            self.scaler.load_state_dict(numbers["scaler"])
+        with reading(folder / STATE):
+            progress, scaler = Progress(**numbers["progress"]), numbers["scaler"]
+        if scaler:
+            self.scaler.load_state_dict(scaler)
         own = _under(tensors, f"rank.{rank}.")
         for name, value in _under(own, "buffers.").items():
             self.model.get_buffer(name).copy_(value)
-        sums = {name: total.to(device) for name, total in _under(own or tensors, "sums.").items()}
-        self.progress = Progress(**numbers["progress"], sums=sums)
+        progress.sums = {name: total.to(device) for name, total in _under(own or tensors, "sums.").items()}
+        self.progress = progress
         return True
 
     def _numbers(self) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from typing import Annotated
 import tyro
 
 from cswe.tokens import Manifest
-from cswe.training.cells import Plan, base_recipe, read_results
+from cswe.training.cells import CELLS, Plan, base_recipe, read_results
 from cswe.training.checkpoint import read_json
 from cswe.training.choices import parse_choices
 from cswe.training.compare import LOCK, PLAN
 from cswe.training.compare import compare as run_comparison
-from cswe.training.errors import UserError
+from cswe.training.errors import TrainingError, UserError
 from cswe.training.locking import locked
 from cswe.training.parallel import speaks
 from cswe.training.recipes import EsmSize
@@ -64,8 +64,8 @@ def compare(
     out
         The comparison's folder: a JSON file for every run, tables as Markdown and CSV, logs and models.
     pools
-        mean, max, cls, attention, statistics, moments, swe, cswe; each with choices of its own after a colon:
-        cswe:bound=5, attention:queries=5, moments:readout=moments:2,weightings=2.
+        mean, sum, max, cls, attention, pma, wasserstein, statistics, moments, swe, cswe; each with choices of its own
+        after a colon: cswe:bound=5, attention:queries=5, moments:readout=moments:2,weightings=2.
     slices
         Numbers of slices.
     seeds
@@ -104,7 +104,7 @@ def compare(
     check_scores(Manifest.read(store), metric, neighbors=neighbors or known)
     words = shlex.split(plan.command(store, out, baseline, test=test, neighbors=neighbors, keep_models=keep_models))
     with _helpers(words, jobs, device):
-        run_comparison(
+        results = run_comparison(
             store,
             out,
             plan,
@@ -122,6 +122,8 @@ def compare(
     if speaks():
         print(table.markdown())
         print(f"written: {', '.join(map(str, files))}")
+    if all(result.error is not None for result in results):
+        raise TrainingError(f"no run of {out} came to an end with a score; the files in {out / CELLS} say why")
 
 
 def sweep(

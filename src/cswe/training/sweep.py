@@ -10,7 +10,7 @@ from time import sleep
 from typing import Any
 
 from cswe.tokens import Manifest
-from cswe.training.checkpoint import BEST, LAST, read_json, remove_folder, replace_text, write_json
+from cswe.training.checkpoint import BEST, LAST, check_folder, read_json, remove_folder, replace_text, write_json
 from cswe.training.compare import Shelf, check_pool
 from cswe.training.errors import TrainingError, UserError, is_own_fault
 from cswe.training.fit import fit
@@ -77,6 +77,7 @@ def sweep(
         The best by validation.
     """
     path, folder = Path(store), Path(out)
+    check_folder(folder)
     if seeds < 1 or trials < 1:
         raise UserError(f"expected at least one seed and one trial but got {seeds} and {trials}")
     chosen: Method = method or ("grid" if space.listed else "tpe")
@@ -255,7 +256,8 @@ def best_line(folder: Path) -> str:
     best = max(done, key=lambda row: float(row["validation"]))
     # In the table a choice that is no value is an empty field.
     chosen = ", ".join(f"{name}={value or None}" for name, value in best.items() if name not in (*_LEAD, *_REST))
-    others = f"{len(rows)} trials, {sum(row['state'] == 'pruned' for row in rows)} of them pruned"
+    pruned, failed = (sum(row["state"] == state for row in rows) for state in ("pruned", "fail"))
+    others = f"{len(rows)} trials, {pruned} of them pruned" + (f" and {failed} failed" if failed else "")
     return f"best of {others}: {chosen}; validation {100 * float(best['validation']):.2f}"
 
 
