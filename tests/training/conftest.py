@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,22 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def full_disk():
+    @contextmanager
+    def full(room=0):
+        """Let writes fail that make a file larger than so many bytes."""
+        resource = pytest.importorskip("resource", reason="needs limits of a process")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return full
 
 
 @pytest.fixture(scope="session")

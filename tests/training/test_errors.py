@@ -322,6 +322,15 @@ def test_damaged_checkpoints_are_named(trained, tmp_path, capsys, digits):
         assert "model.json: is damaged" in error_of(capsys, 2, "evaluate", copy, digits)
 
 
+def test_a_full_disk_is_told(digits, tiny, tmp_path, capsys, full_disk):
+    words = ["train", digits, "--out", tmp_path / "run", *tiny, "--pool", "mean", "--head", "mlp", "--hidden", "9999"]
+    with full_disk(2**16):
+        said = error_of(capsys, 1, *words)
+    assert f"{tmp_path / 'run' / 'best.partial' / 'model.safetensors'}: cannot be written" in said
+    assert "make room" in said
+    assert main([*map(str, words), "--resume"]) == 0
+
+
 @pytest.mark.parametrize("name", ["recipe.json", "last/training.json"])
 def test_a_run_whose_files_lack_something_is_not_gone_on_with(trained, tiny, tmp_path, capsys, digits, name):
     shutil.copytree(trained, tmp_path / "copy")

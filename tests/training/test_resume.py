@@ -143,11 +143,14 @@ def test_another_recipe_seed_or_store_is_refused(trained, digits, make_store, tm
     assert "expected an empty folder" in capsys.readouterr().err
 
 
-def test_one_process_at_a_time(digits, tmp_path):
+def test_one_process_at_a_time(digits, tmp_path, monkeypatch):
     chosen = recipe("digits").with_(pool="mean", epochs=2)
     data = TrainingData.open(TokenStore(digits), chosen, "cpu")
     first = fit(data, str(tmp_path / "run"))  # names are as good as what they name
     next(first)
+    with pytest.raises(UserError, match=r"this process is training there in an earlier loop.*close\(\) that first"):
+        next(fit(data, tmp_path / "run", resume=True))
+    monkeypatch.setattr("cswe.training.locking.os.getpid", lambda: 0)
     with pytest.raises(UserError, match="another process is training there"):
         next(fit(data, tmp_path / "run", resume=True))
     first.close()

@@ -330,6 +330,7 @@ def test_spaces():
         {"readout": {"low": 1, "high": 8}},
         {"pool": {"low": "a", "high": "b"}},
         {"standardize": {"low": 0, "high": 1}},
+        {"lr": {"low": 0.1, "high": 1.0, "log": "false"}},
     ):
         with pytest.raises(UserError):
             Space.of(wrong)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -25,18 +24,6 @@ def anonymous_memory():
     with open("/proc/self/status") as stream:
         lines = dict(line.split(":", 1) for line in stream)
     return int(lines["RssAnon"].split()[0]) * 1024
-
-
-@contextmanager
-def full_disk():
-    """Let every write to a file fail."""
-    resource = pytest.importorskip("resource", reason="needs limits of a process")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +98,7 @@ def test_an_interrupted_embedding_leaves_no_half_file(trained, digits, tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["npy", "parquet"])
-def test_a_full_disk_leaves_the_old_vectors(trained, digits, tmp_path, suffix):
+def test_a_full_disk_leaves_the_old_vectors(trained, digits, tmp_path, full_disk, suffix):
     if suffix == "parquet":
         pytest.importorskip("pyarrow", reason="needs the extra 'data'")
     (tmp_path / f"vectors.{suffix}").write_text("old")
@@ -328,7 +315,7 @@ def test_explanations_of_a_point_set(trained, digits, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "ply", "png"])
-def test_a_full_disk_leaves_the_old_explanation(tmp_path, suffix):
+def test_a_full_disk_leaves_the_old_explanation(tmp_path, full_disk, suffix):
     image = pytest.importorskip("PIL.Image", reason="needs the extra 'data'")
     told = Explanation("x", "something", torch.ones(4), torch.ones(4, 2), image.new("RGB", (8, 8)), (2, 2))
     out = tmp_path / f"four.{suffix}"

@@ -187,7 +187,10 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def _write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
+    except SafetensorError as error:  # of a full disk, say
+        raise OSError(f"{file}: cannot be written ({error}); make room, and go on with the same command") from None
     with file.open("rb+") as stream:
         os.fsync(stream.fileno())
 

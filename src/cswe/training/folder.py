@@ -37,10 +37,9 @@ def claimed(run: Path) -> Iterator[None]:
     """Keep other processes from training in the same folder meanwhile."""
     lock = Lock(run / "lock")
     if not lock.take():
-        raise UserError(
-            f"{run}: another process is training there, or an earlier loop over `fit` in this one that was left amid; "
-            "wait for it, close it, or choose another folder"
-        )
+        if lock.is_held_here():  # by a loop in a notebook, say, that was broken off
+            raise UserError(f"{run}: this process is training there in an earlier loop over `fit`; close() that first")
+        raise UserError(f"{run}: another process is training there; wait for it, or choose another folder")
     try:
         yield
     finally:

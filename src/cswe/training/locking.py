@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
-from typing import IO
+from typing import IO, Any
 
 
 class Lock:
@@ -48,7 +48,7 @@ class Lock:
             stream.close()
             return False
         stream.truncate(0)
-        stream.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        stream.write(json.dumps(_this_process()))
         stream.flush()
         self._stream = stream
         return True
@@ -67,11 +67,22 @@ class Lock:
         self._stream.close()
         self._stream = None
 
+    def is_held_here(self) -> bool:
+        """Say whether it is this very process that holds the lock, by another object."""
+        try:
+            return bool(json.loads(self.file.read_text(encoding="utf-8")) == _this_process())
+        except (OSError, ValueError):  # let go meanwhile, or about to be written
+            return False
+
     def _still_there(self, stream: IO[str]) -> bool:
         try:
             return os.path.samestat(os.fstat(stream.fileno()), self.file.stat())
         except FileNotFoundError:
             return False
+
+
+def _this_process() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname()}
 
 
 @contextmanager

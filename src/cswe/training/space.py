@@ -136,6 +136,7 @@ def _range(name: str, values: dict[str, Any], kind: Any) -> Range:
         usable = all(isinstance(number, int | float) and fits(kind, number) for number in numbers)
         usable = usable and wanted.low < wanted.high and math.isfinite(wanted.high - wanted.low)
         usable = usable and (wanted.step is None or wanted.step > 0)
+        usable = usable and isinstance(wanted.log, bool)
         usable = usable and not (wanted.log and (wanted.low <= 0 or wanted.step is not None))
     except TypeError:
         usable = False
