@@ -60,7 +60,9 @@ def test_cells_of_an_old_commit_are_made_again_and_replaced(work, tmp_path, made
     assert work(study())[0].run() == 2  # the other pooling
     assert work(study(), again=True, remake=("0ld0ld0",))[0].run() == 2
     assert work(study(), remake=("0ther0th",))[0].run() == 0
-    assert work(study(), remake=("0ld0ld0", "0ther0th"))[0].run() == 2
+    remaking, told = work(study(), remake=("0ld0ld0", "0ther0th"))
+    assert remaking.run() == 2
+    assert sum("; against 0ld0ld0 all 15 scores are the same)" in line for line in told) == 2
     found = read_study(tmp_path / "out", "small")
     assert {result.facts["commit"] for result in found.values()} == {"new0new0ne"}
     assert {name: found[name].scores for name in old} == {name: result.scores for name, result in old.items()}
