@@ -48,5 +48,7 @@ def slice_unit(projections: Tensor, mask: Tensor | None, relative: bool) -> Tens
         mean = ((projections * present).sum(axes) / count).reshape(*slices, 1)
         variance = ((projections - mean).square() * present).sum(axes) / count
         spread = variance.sqrt().reshape(*slices, 1)
-        # All projections equal: any unit does, the sort is flat.
-        return torch.where(spread > 0, spread, ones)
+        # Equal projections give a unit of 1. Their spread is seldom exactly 0: it is the rounding of their mean, and in
+        # that as a unit a gradient would be all noise.
+        rounding = 8 * torch.finfo(projections.dtype).eps * mean.abs()
+        return torch.where(spread > rounding, spread, ones)
