@@ -122,6 +122,18 @@ def test_migration_agrees_where_their_matching_is_right():
         SWE_Pooling(5, 6, 7).to_pool()
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision(half):
+    """Padding stands at −1e10 and is shifted by 0.001, for neither of which half precision has room."""
+    pool, tokens, mask = made().float(), draw(5, 3, 9, 5).float(), torch.arange(9) < torch.tensor([[9], [4], [2]])
+    expected = pool(tokens, mask)
+    with torch.autocast("cpu", half):
+        torch.testing.assert_close(pool(tokens, mask).float(), expected, rtol=0.05, atol=0.05)
+    pool = pool.to(half)
+    torch.testing.assert_close(pool(tokens.to(half), mask).float(), expected, rtol=0.05, atol=0.05)
+    assert pool.to_pool().reference.dtype == half
+
+
 def test_slices_of_another_length_do_not_migrate():
     pool = made()
     with torch.no_grad():

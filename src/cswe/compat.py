@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cswe.nn import MapPoints, SWEPool
-from cswe.ops._inputs import as_mask, check_points, looks_at_values, whole
+from cswe.ops._inputs import as_mask, check_points, looks_at_values, whole, working_dtype
 from cswe.ops.embedding import displacement
 
 
@@ -67,10 +67,12 @@ class SWE_Pooling(nn.Module):  # noqa: N801 - the name is the point
         if mask is not None:
             X = torch.where(mask.unsqueeze(-1), X, 0.0)  # padding may be NaN: its gradient must not be
         sliced = self.theta(X).transpose(1, 2)  # (B, L, N)
-        quantiles = self._quantiles(sliced) if mask is None else self._masked_quantiles(sliced, mask)
+        # Half precision has no room for the numbers that stand for padding, nor for shifts of 0.001.
+        exact = sliced.to(working_dtype(sliced))
+        quantiles = self._quantiles(exact) if mask is None else self._masked_quantiles(exact, mask)
         reference = self.reference.T  # (L, M)
         # The public code's matching, argsort where the rank belongs, and its sign.
-        return -displacement(quantiles, reference, "argsort")
+        return -displacement(quantiles.to(sliced.dtype), reference, "argsort")
 
     def get_slice(self, X: Tensor) -> Tensor:
         """Project ``(…, d_in)``, giving ``(…, num_slices)``."""
@@ -101,7 +103,8 @@ class SWE_Pooling(nn.Module):  # noqa: N801 - the name is the point
         with torch.no_grad():
             pool.slicer.weight.copy_(slices)
             assert pool.reference is not None
-            pool.reference.copy_(self.reference @ torch.linalg.pinv(slices).T)
+            dtype = working_dtype(slices)  # half precision has no singular value decomposition
+            pool.reference.copy_(self.reference.to(dtype) @ torch.linalg.pinv(slices.to(dtype)).T)
             readout.map.weight.copy_(-self.weight.weight)  # sample minus reference, from here on
         pool.slicer.weight.requires_grad_(self.theta.weight_v.requires_grad)
         pool.reference.requires_grad_(self.reference.requires_grad)
