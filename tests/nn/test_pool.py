@@ -349,6 +349,19 @@ class TestParameters:
         names = set(SWEPool(6, 5, 9, weightings=2).state_dict())
         assert names == {"slicer.weight", "reference", "token_weights.key.weight", "token_weights.query"}
 
+    @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+    def test_half_precision_from_the_start(self, half):
+        """As a large model is made: torch has no QR decomposition for orthogonal slices in half precision."""
+        torch.set_default_dtype(half)
+        try:
+            pool = SWEPool(6, 9, 5)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        pool.reset_parameters()
+        assert pool.slicer.weight.dtype == half
+        first = pool.slicer.directions().detach()[:6]
+        torch.testing.assert_close(first @ first.T, torch.eye(6), rtol=0, atol=0.02)
+
     @pytest.mark.parametrize("init", ["orthogonal", "normal"])
     def test_slices_start_with_unit_length(self, init):
         weight = SWEPool(6, 14, init=init).slicer.weight

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from cswe.ops._inputs import looks_at_values, unit_slices, whole
+from cswe.ops._inputs import looks_at_values, unit_slices, whole, working_dtype
 
 Initialisation = Literal["orthogonal", "normal"]
 
@@ -46,10 +46,11 @@ class Slicer(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the directions anew."""
-        weight = torch.empty_like(self.weight)
         if self.init == "normal":
-            weight.normal_()
+            weight = torch.empty_like(self.weight).normal_()
         else:
+            # There is no QR decomposition in half precision.
+            weight = torch.empty_like(self.weight, dtype=working_dtype(self.weight))
             for block in weight.split(self.dim):
                 nn.init.orthogonal_(block)
         self.assign(nn.functional.normalize(weight, dim=-1))
@@ -64,8 +65,7 @@ class Slicer(nn.Module):
 
     def directions(self) -> Tensor:
         """Give the unit directions, ``(L, d)``, in float32 at least."""
-        dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        return unit_slices(self.weight, self.dim, dtype, looks_at_values(None, self.weight))
+        return unit_slices(self.weight, self.dim, working_dtype(self.weight), looks_at_values(None, self.weight))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Project ``(B, N, d)`` tokens, giving ``(B, L, N)``."""
