@@ -336,6 +336,8 @@ class TestReadouts:
         tokens = draw(0, 4, 9, 3)
         pool = SWEPool(3, 5, 7, Concat(DualWeighted(5), MapPoints(7))).double()
         assert pool.out_dim == 12
+        with pytest.raises(TypeError, match=r"expected readouts to concatenate .* but got 'flatten'"):
+            Concat("flatten")
         z = self.z(pool, tokens)
         expected = torch.cat([z.mean(1), torch.einsum("blm,m->bl", z, pool.readout.readouts[1].map.weight[0])], 1)
         torch.testing.assert_close(pool(tokens), expected)

@@ -288,6 +288,9 @@ class Concat(Readout):
         super().__init__()
         if not readouts:
             raise ValueError("expected at least one readout to concatenate but got none")
+        for readout in readouts:
+            if not isinstance(readout, Readout):
+                raise TypeError(f"expected readouts to concatenate to be Readouts, Flatten() say, but got {readout!r}")
         self.readouts = nn.ModuleList(readouts)
         self.needs_reference = any(readout.needs_reference for readout in readouts)
 
