@@ -95,14 +95,43 @@ def test_no_set_is_padded_by_more_than_a_quarter():
         ((draw(0, 5, 6), torch.tensor([0, 2, 4])), "ascend from 0 to the number of tokens, 5"),
         ((draw(0, 5, 6), torch.tensor([0, 3, 3, 5])), "sample 1 has no token"),
         ((draw(0, 5, 6), torch.tensor([0.0, 5.0])), "whole numbers"),
+        ((draw(0, 5, 6), [0, 5]), "whole numbers"),
+        ((draw(0, 5, 6), torch.tensor([0])), "number of tokens, 5, but got one number"),
         ((draw(0, 5, 6), torch.tensor([0, 5]), 1), "a tuple of 3"),
+        ((draw(0, 5, 6),), "a tuple of 1"),
         ((draw(0, 1, 5, 6), torch.tensor([0, 1])), r"shape \(T, d\) but got \(1, 5, 6\)"),
         ((draw(0, 5, 4), torch.tensor([0, 5])), r"\(B, N, 6\)"),
     ],
 )
 def test_errors(tokens, message):
-    with pytest.raises(ValueError, match=message):
-        cswe.SWEPool(6, 5).double()(tokens)
+    pool = cswe.SWEPool(6, 5, 9).double()
+    for takes in (pool, cswe.SWGGBound(pool, 1.0), cswe.MinSlicedWasserstein(pool, 1.0), pool.init_from):
+        with pytest.raises(ValueError, match=message):
+            takes(tokens)
+
+
+@pytest.mark.parametrize("make", POOLS)
+def test_no_set_at_all(make):
+    """A process of many may have none: as with padded tokens, there is a vector of nobody, and a gradient."""
+    pool, values = make(), draw(0, 0, 6, dtype=torch.float32).requires_grad_()
+    vectors = pool((values, torch.tensor([0])), weights=torch.ones(0))
+    assert vectors.shape == (0, pool.out_dim)
+    vectors.sum().backward()
+    assert values.grad.shape == (0, 6)
+
+
+def test_nested_weights_belong_to_their_sets():
+    """As many in all, but of sets of other sizes: they would be dealt to the tokens of other sets."""
+    tokens, weights = (
+        torch.nested.nested_tensor(parts, layout=torch.jagged)
+        for parts in ([draw(0, 2, 6), draw(1, 3, 6)], [draw(2, 3).abs(), draw(3, 2).abs()])
+    )
+    with pytest.raises(ValueError, match="nested weights of as many numbers as the sets have tokens"):
+        cswe.MeanPool(6)(tokens, weights=weights)
+    values, given = list(tokens.unbind()), [draw(2, 2).abs(), draw(3, 3).abs()]
+    vectors = cswe.MeanPool(6)(tokens, weights=torch.nested.nested_tensor(given, layout=torch.jagged))
+    for vector, points, masses in zip(vectors, values, given, strict=True):
+        torch.testing.assert_close(vector, masses @ points / masses.sum())
 
 
 def test_a_mask_has_no_place():

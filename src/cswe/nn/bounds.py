@@ -12,7 +12,7 @@ from cswe.nn._door import enter
 from cswe.nn.pool import SWEPool
 from cswe.nn.ragged import Sets, all_values, as_padded, batch_size, is_ragged, map_groups, without_mask
 from cswe.ops import LapSum, SoftSort, swgg, wasserstein_1d
-from cswe.ops._inputs import measure_weights, without_autocast, working_dtype
+from cswe.ops._inputs import check_points, measure_weights, without_autocast, working_dtype
 from cswe.ops.measure import root
 from cswe.ops.unit import slice_unit
 
@@ -111,8 +111,10 @@ class SWGGBound:
     @torch.no_grad()
     def _unit(self, tokens: Sets) -> Tensor:
         """Give the spread of all projections per slice, ``(L, 1)``."""
-        values = self.pool.standardized(all_values(tokens).to(working_dtype(self.pool.slicer.weight)))
-        return slice_unit(self.pool.slicer(values.unsqueeze(0)), None, relative=True)
+        values = all_values(tokens).unsqueeze(0)
+        check_points(values, "tokens", (3,), width=self.pool.dim)
+        values = self.pool.standardized(values.to(working_dtype(self.pool.slicer.weight)))
+        return slice_unit(self.pool.slicer(values), None, relative=True)
 
     def _distances(
         self, tokens: Sets, mask: Tensor | None, weights: Tensor | None, relaxation: SoftSort | LapSum | None
@@ -219,7 +221,7 @@ class MinSlicedWasserstein:
         self.pool, self.name, self.wrt = pool, name, wrt
         if not isinstance(bound, Fraction):
             vector = as_bound(bound, "bound")  # says what is wrong with it
-            bound = -torch.as_tensor(vector, dtype=torch.float64)
+            bound = -torch.as_tensor(vector, dtype=torch.float64, device="cpu")
         self.bound = bound
 
     def count(self, tokens: Sets, *others: object, **kwargs: object) -> int:

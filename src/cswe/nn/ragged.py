@@ -38,7 +38,7 @@ def is_ragged(tokens: object) -> bool:
 def batch_size(tokens: Sets) -> int:
     """Give the number of sets."""
     if is_ragged(tokens) and not isinstance(tokens, Tensor):
-        return int(tokens[1].numel()) - 1
+        return len(_pair(tokens)[1]) - 1
     return int(as_padded(tokens).size(0))
 
 
@@ -78,17 +78,21 @@ def map_groups(
 def groups(tokens: Sets, weights: Tensor | None) -> Iterator[Group]:
     """Deal ragged sets into padded groups of similar length."""
     values, ptr = _flat(tokens)
-    flat_weights = None if weights is None else _flat_weights(weights, len(values))
     lengths = _lengths(values, ptr)
+    flat_weights = None if weights is None else _flat_weights(weights, lengths)
     by_length = torch.argsort(lengths, stable=True)
     start = 0
     sizes = lengths[by_length].tolist()
+    if not sizes:  # what is made of no set has its width and its gradients all the same
+        nothing = torch.zeros((0, 1), dtype=torch.int64, device=values.device)
+        some = None if flat_weights is None else flat_weights[nothing]
+        yield Group(nothing[:, 0], values[nothing], nothing.bool(), some)
     while start < len(sizes):
         stop = start + 1
         while stop < len(sizes) and sizes[stop] <= max(sizes[start] * _STRETCH, sizes[start] + 1):
             stop += 1
         samples = by_length[start:stop]
-        offsets = torch.arange(sizes[stop - 1])
+        offsets = torch.arange(sizes[stop - 1], device=lengths.device)
         mask = offsets < lengths[samples].unsqueeze(1)
         index = torch.where(mask, ptr[samples].unsqueeze(1) + offsets, 0).to(values.device)
         samples, mask = samples.to(values.device), mask.to(values.device)
@@ -98,24 +102,31 @@ def groups(tokens: Sets, weights: Tensor | None) -> Iterator[Group]:
 
 def all_values(tokens: Sets) -> Tensor:
     """Give all tokens of ragged sets, ``(T, d)``."""
-    return _flat(tokens)[0]
+    values, ptr = _flat(tokens)
+    _lengths(values, ptr)
+    return values
 
 
 def _flat(tokens: Sets) -> Ragged:
     """Unpack to all tokens ``(T, d)`` and ptr on the CPU, or raise."""
     if isinstance(tokens, Tensor):
         parts = tokens.unbind()
-        lengths = torch.tensor([0, *(part.shape[0] for part in parts)])
-        return torch.cat(parts), lengths.cumsum(0)
+        return torch.cat(parts), torch.tensor([0, *map(len, parts)], device="cpu").cumsum(0)
+    values, ptr = _pair(tokens)
+    return values, ptr.detach().cpu().long()
+
+
+def _pair(tokens: Ragged) -> Ragged:
+    """Give ``(values, ptr)`` back, or raise, without a look at the numbers in ptr: that would wait for a GPU."""
     if len(tokens) != 2:
         raise ValueError(f"expected ragged tokens as (values, ptr) but got a tuple of {len(tokens)}")
     values, ptr = tokens
     check_floating(values, "the values of ragged tokens")
-    if not isinstance(ptr, Tensor) or ptr.ndim != 1 or ptr.is_floating_point() or len(ptr) < 2:
-        raise ValueError(
-            "expected ptr to be a tensor of B + 1 ≥ 2 whole numbers, where each set starts and the last ends"
-        )
-    return values, ptr.detach().cpu().long()
+    if not isinstance(ptr, Tensor) or ptr.ndim != 1 or ptr.is_floating_point() or len(ptr) == 0:
+        raise ValueError("expected ptr to be a tensor of B + 1 whole numbers, where each set starts and the last ends")
+    if len(ptr) == 1 and values.numel():
+        raise ValueError(f"expected ptr to ascend from 0 to the number of tokens, {len(values)}, but got one number")
+    return values, ptr
 
 
 def _lengths(values: Tensor, ptr: Tensor) -> Tensor:
@@ -131,8 +142,15 @@ def _lengths(values: Tensor, ptr: Tensor) -> Tensor:
     return lengths
 
 
-def _flat_weights(weights: Tensor, count: int) -> Tensor:
-    flat = torch.cat(weights.unbind()) if weights.is_nested else weights
-    if tuple(flat.shape) != (count,):
-        raise ValueError(f"expected weights of ragged tokens of shape ({count},) but got {tuple(flat.shape)}")
-    return flat
+def _flat_weights(weights: Tensor, lengths: Tensor) -> Tensor:
+    if isinstance(weights, Tensor) and weights.is_nested:
+        parts = weights.unbind()
+        shapes = [tuple(part.shape) for part in parts]
+        if shapes != [(length,) for length in lengths.tolist()]:
+            raise ValueError("expected nested weights of as many numbers as the sets have tokens, set by set")
+        return torch.cat(parts)
+    check_floating(weights, "weights")
+    count = int(lengths.sum())
+    if tuple(weights.shape) != (count,):
+        raise ValueError(f"expected weights of ragged tokens of shape ({count},) but got {tuple(weights.shape)}")
+    return weights
