@@ -126,3 +126,36 @@ def test_shapes_can_be_asked_for_without_numbers():
     with torch.device("meta"):
         pool = SWEPool(6, 5)
         assert pool(torch.randn(3, 7, 6)).shape == (3, 10)
+
+
+def test_the_default_device_has_no_say():
+    """Scripts for a GPU set it; what is drawn and counted on the CPU must be so still."""
+    values, lengths = draw(0, 12, 6), [3, 5, 4]
+    ptr = torch.tensor([0, *lengths]).cumsum(0)
+    nested = torch.nested.nested_tensor(list(values.split(lengths)), layout=torch.jagged)
+    pool = SWEPool(6, 8, 5, "flatten", standardize=True)
+    bounds = [cswe.SWGGBound(pool, [1.0] * 8), cswe.MinSlicedWasserstein(pool, 0.1)]
+
+    def everything():
+        pool.init_from((values, ptr))
+        found = cswe.learn_slices(values, values + 1, lambda theta: theta.sum(), 2, 1.0, steps=2)
+        duals = cswe.PrimalDual(bounds, lr=0.1, slack_lr=0.1, slack_weight=1.0)
+        duals.lagrangian(pool((values, ptr)).sum(), (values, ptr)).backward()
+        duals.step()
+        state = duals.state_dict()
+        duals.load_state_dict(state)
+        return [*pool.state_dict().values(), *state.values(), found.slices, pool((values, ptr)), pool(nested)]
+
+    expected = everything()
+    with torch.device("meta"):
+        again = everything()
+    for one, other in zip(again, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: cswe.AttentionPool(6, 2, 4), lambda: PMAPool(6, 2, 3), lambda: WassersteinPool(6, 4)]
+)
+def test_a_layer_in_double_precision_computes_in_it(make):
+    pool, tokens = make().double(), draw(0, 3, 7, 6)
+    assert torch.equal(pool(tokens), pool(tokens.double()))

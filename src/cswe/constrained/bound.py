@@ -61,7 +61,7 @@ def as_bound(bound: Bound, argument: str) -> float | Tensor | Fraction:
     if isinstance(bound, Real) or (isinstance(bound, Tensor) and bound.ndim == 0):
         return number(bound, argument)
     try:
-        given = bound if isinstance(bound, Tensor) else torch.tensor(bound, dtype=torch.float64)
+        given = bound if isinstance(bound, Tensor) else torch.tensor(bound, dtype=torch.float64, device="cpu")
         vector = given.detach().to("cpu", torch.float64, copy=True)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"expected {argument} to be a number, a vector or a Fraction but got {bound!r}") from error

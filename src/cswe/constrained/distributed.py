@@ -72,8 +72,8 @@ def sum_over_ranks(totals: Sequence[Total], names: Sequence[str], group: "Proces
             )
     parts = []
     for total, size in zip(totals, largest, strict=True):
-        weighted = torch.zeros(size) if total.weighted is None else total.weighted
-        parts += [torch.tensor([total.count], dtype=torch.float64), weighted]
+        weighted = torch.zeros(size, device=device) if total.weighted is None else total.weighted
+        parts += [torch.tensor([total.count], dtype=torch.float64, device=device), weighted]
     # Counts and values of all constraints in one message; float64 because sums grow with the ranks.
     message = torch.cat([part.to(device).to(torch.float64) for part in parts])
     dist.all_reduce(message, op=dist.ReduceOp.SUM, group=group)

@@ -333,10 +333,10 @@ class PrimalDual:
         settings and not in it; a measured level is.
         """
         state = {
-            "steps": torch.tensor(self.steps),
-            "epoch": torch.tensor(self.epoch),
-            "lr": torch.tensor(self.lr, dtype=torch.float64),
-            "slack_lr": torch.tensor(self.slack_lr, dtype=torch.float64),
+            "steps": saved.number(self.steps),
+            "epoch": saved.number(self.epoch),
+            "lr": saved.number(self.lr),
+            "slack_lr": saved.number(self.slack_lr),
         }
         for multiplier in self._multipliers:
             for key, tensor in saved.save(multiplier).items():
@@ -361,7 +361,7 @@ class PrimalDual:
             raise ValueError(
                 f"expected a state of the constraints {names} but got one with missing {missing} and unexpected {extra}"
             )
-        rates = [number(torch.as_tensor(state[key], dtype=torch.float64), key, least=0) for key in own]
+        rates = [number(torch.as_tensor(state[key], dtype=torch.float64, device="cpu"), key, least=0) for key in own]
         states = []
         for multiplier, prefix in zip(self._multipliers, prefixes, strict=True):
             fields = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}

@@ -26,17 +26,22 @@ def save(multiplier: Multiplier) -> dict[str, Tensor]:
         fields |= {f"slack.{key}": tensor for key, tensor in state.slack_memory.items()}
     if state.level is not None:
         fields["level"] = state.level
-        fields["level.count"] = torch.tensor(state.level_count, dtype=torch.float64)
-        fields["level.batches"] = torch.tensor(state.level_batches)
-        fields[LEVEL_OF] = torch.tensor(_batches(multiplier))
+        fields["level.count"] = number(state.level_count)
+        fields["level.batches"] = number(state.level_batches)
+        fields[LEVEL_OF] = number(_batches(multiplier))
     if state.watch is not None:
         fields["watch.rose"] = state.watch.rose
         fields["watch.early"] = state.watch.early
         fields["watch.late"] = state.watch.late
-        fields["watch.steps"] = torch.tensor(state.watch.steps)
-        fields["watch.patience"] = torch.tensor(state.watch.patience)
-        fields["warned"] = torch.tensor(state.warned)
+        fields["watch.steps"] = number(state.watch.steps)
+        fields["watch.patience"] = number(state.watch.patience)
+        fields["warned"] = number(state.warned)
     return {key: tensor.detach().clone() for key, tensor in fields.items()}
+
+
+def number(value: float | bool) -> Tensor:
+    """Return a number as a tensor on the CPU, whatever the default device, which may have no float64."""
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None, device="cpu")
 
 
 def load(multiplier: Multiplier, fields: Mapping[str, object], steps: int) -> State | None:
@@ -121,7 +126,7 @@ def _tensor(value: object, key: str) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().clone()
     try:
-        tensor = torch.tensor(value)
-        return torch.tensor(value, dtype=torch.float64) if tensor.is_floating_point() else tensor
+        tensor = torch.tensor(value, device="cpu")
+        return torch.tensor(value, dtype=torch.float64, device="cpu") if tensor.is_floating_point() else tensor
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"expected {key!r} in the state to be a tensor or numbers but got {value!r}") from error

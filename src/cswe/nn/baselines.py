@@ -44,7 +44,7 @@ class Pool(nn.Module):
 
     @without_autocast
     def _enter_and_pool(self, tokens: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
-        return self._pool(*enter(tokens, mask, weights, self.dim, working_dtype(tokens)))
+        return self._pool(*enter(tokens, mask, weights, self.dim, working_dtype(tokens, *self.parameters())))
 
     def _pool(self, tokens: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
         """Pool what has been checked, with zeros under the mask."""

@@ -108,8 +108,9 @@ def learn_slices(
         slicer = Slicer(width, slices.shape[0])
         start = slices
     else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        # On the CPU, whatever the default device: its generator alone is seeded, and put back.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)
             slicer = Slicer(width, slices)
         start = slicer.weight
     slicer = slicer.to(device=pairs[0][0].device, dtype=dtype)

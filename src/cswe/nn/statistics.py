@@ -75,18 +75,18 @@ def principal_start(tokens: Tensor, slices: int, points: int | None, seed: int) 
     centred = tokens - mean
     _, vectors = torch.linalg.eigh(centred.T @ centred / count)
     principal = vectors.T.flip(0)  # descending variance
-    extra = torch.randn(max(0, slices - dim), dim, generator=generator, dtype=torch.float64).to(tokens)
+    extra = torch.randn(max(0, slices - dim), dim, generator=generator, dtype=torch.float64, device="cpu").to(tokens)
     directions = torch.cat([principal[:slices], nn.functional.normalize(extra, dim=-1)])
     if points is None:
         return directions, None
     levels = (torch.arange(points, dtype=torch.float64, device=tokens.device) + 0.5) / points
     coordinates = torch.quantile(_sample(centred @ principal.T, generator), levels, dim=0)  # (M, d)
-    mixed = torch.stack([torch.randperm(points, generator=generator).to(tokens.device) for _ in range(dim)], dim=1)
-    return directions, mean + coordinates.gather(0, mixed) @ principal
+    mixed = torch.stack([torch.randperm(points, generator=generator, device="cpu") for _ in range(dim)], dim=1)
+    return directions, mean + coordinates.gather(0, mixed.to(tokens.device)) @ principal
 
 
 def _sample(rows: Tensor, generator: torch.Generator, most: int = 100_000) -> Tensor:
     """Take some rows where there are too many: torch.quantile has a size limit, and more would not be seen."""
     if rows.shape[0] <= most:
         return rows
-    return rows[torch.randperm(rows.shape[0], generator=generator)[:most].to(rows.device)]
+    return rows[torch.randperm(rows.shape[0], generator=generator, device="cpu")[:most].to(rows.device)]
