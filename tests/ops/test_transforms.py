@@ -1,5 +1,7 @@
 """Forward-mode derivatives, vmap, grad and the like of ``torch.func``: nothing is lost silently."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -73,6 +75,17 @@ class TestRelaxations:
         plus, minus = (swgg(TOKENS, REFERENCE, SLICES + sign * step * tangent, relaxation) for sign in (1, -1))
         _, found = torch.func.jvp(lambda t: swgg(TOKENS, REFERENCE, t, relaxation), (SLICES,), (tangent,))
         torch.testing.assert_close(found, (plus - minus) / (2 * step), rtol=0, atol=1e-7)
+
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_the_unit_is_held_forwards_too(self, relaxation, masked):
+        mask = torch.arange(40) < torch.tensor([[40], [7], [1]]) if masked else None
+
+        def distance(slices):
+            return swgg(TOKENS, REFERENCE, slices, replace(relaxation, relative=True), x_mask=mask).sum(0)
+
+        torch.testing.assert_close(
+            torch.func.jacfwd(distance)(SLICES), torch.func.jacrev(distance)(SLICES), rtol=0, atol=1e-9
+        )
 
     def test_hessian(self, relaxation):
         x, y, slices, step = draw(0, 1, 6, 4), draw(1, 5, 4), draw(2, 1, 4), 1e-5

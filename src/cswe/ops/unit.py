@@ -40,6 +40,7 @@ def slice_unit(projections: Tensor, mask: Tensor | None, relative: bool) -> Tens
     ones = torch.ones((*slices, 1), dtype=projections.dtype, device=projections.device)
     if not relative:
         return ones
+    projections = projections.detach()  # no_grad alone would let forward-mode derivatives through
     with torch.no_grad():
         present = torch.ones_like(projections) if mask is None else mask.expand(projections.shape)
         present = present.to(projections.dtype)
