@@ -180,6 +180,13 @@ class TestConstraints:
             (lambda pool: cswe.Orthogonality(torch.nn.Sequential(pool), 1.0), TypeError, "got Sequential; of a model"),
             (lambda pool: cswe.SWGGBound(cswe.MeanPool(3), 1.0), TypeError, "SWGGBound of a SWEPool but got MeanPool"),
             (lambda pool: cswe.SWGGBound(pool, [1.0] * 3), ValueError, "one for each of 2 slices, but got 3 numbers"),
+            (
+                lambda pool: cswe.SWGGBound(pool, 1.0, 0.1),
+                TypeError,
+                "relaxation to be None, SoftSort or LapSum but got 0",
+            ),
+            (lambda pool: DualWeighted(2, temperature=math.nan), ValueError, "temperature > 0 but got nan"),
+            (lambda pool: cswe.WassersteinPool(3, 2, blur=math.nan), ValueError, "blur > 0 but got nan"),
             (lambda pool: cswe.MinSlicedWasserstein(pool, "a"), TypeError, "bound to be a number, a vector or"),
             (lambda pool: cswe.MinSlicedWasserstein(SWEPool(3, 2), 1.0), ValueError, "give it points=M"),
         ],
@@ -312,6 +319,9 @@ class TestReadouts:
         weights = torch.softmax(-state["dual"].double() / 0.5, 0)
         expected = torch.einsum("blm,l->bm", self.z(pool, tokens), weights)
         torch.testing.assert_close(pool(tokens), expected)
+        state["dual"] = torch.zeros(4)
+        with pytest.raises(ValueError, match=r"expected multipliers to give 5 numbers but got \(4,\)"):
+            pool(tokens)
         state["dual"] = torch.zeros(5)
         torch.testing.assert_close(pool.eval()(tokens), expected)  # evaluation keeps the weights of training
         for other in (copy.deepcopy(pool), pickle.loads(pickle.dumps(pool))):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cswe import AttentionPool, MaxPool, MeanPool, SWEPool
-from cswe.nn import explain_tokens
+from cswe.nn import explain_slices, explain_tokens
 from cswe.ops import rank_coupling
 
 READOUTS = ["moments:1", "moments:4", "moments:3:2", "statistics", "statistics:2", "flatten", "map-points"]
@@ -106,6 +106,8 @@ def test_gradients_are_left_alone_and_a_wrong_target_is_refused():
     assert pool.slicer.weight.grad is None
     with pytest.raises(ValueError, match=r"expected target of shape \(10,\) or \(3, 10\) but got \(7,\)"):
         pool.explain(tokens, target=torch.ones(7))
+    with pytest.raises(TypeError, match="expected a SWEPool but got MeanPool: explain_tokens takes"):
+        explain_slices(MeanPool(4), tokens)
 
 
 def test_in_mixed_precision_and_in_inference_mode():

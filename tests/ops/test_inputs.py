@@ -20,6 +20,11 @@ def broken(tensor, value):
     [
         (lambda: swe([1.0], REFERENCE, SLICES), TypeError, "tokens to be a torch.Tensor but got list"),
         (
+            lambda: wasserstein_1d(TOKENS[:, :, 0], REFERENCE.T),
+            ValueError,
+            r"batch axes that broadcast but got \(2, 5\) and \(3, 4\)",
+        ),
+        (
             lambda: swe(TOKENS.long(), REFERENCE, SLICES),
             TypeError,
             "tokens of a floating-point dtype but got torch.int64",

@@ -235,6 +235,10 @@ class TestErrors:
             SoftSort(0)
         with pytest.raises(ValueError, match=r"tau ≥ 1\.18e-38, which float32 can carry, but got 1e-40"):
             SoftSort(1e-40)
+        for wrong in ("0.1", None, torch.tensor(0.1, requires_grad=True)):
+            for sort in (SoftSort, LapSum):
+                with pytest.raises(TypeError, match=r"temperature (tau|alpha) that is a number, a constant, but got"):
+                    sort(wrong)
 
     def test_right_hand_side(self):
         P = HardSort()(draw(0, 2, 5))

@@ -73,6 +73,8 @@ class SWGGBound:
             raise ValueError(f"expected dual_on 'soft' or 'hard' but got {dual_on!r}")
         if per_sample and isinstance(bound, Fraction):
             raise ValueError("per_sample needs the bound itself, a number or one per slice, but got a Fraction")
+        if relaxation is not None and not isinstance(relaxation, SoftSort | LapSum):
+            raise TypeError(f"expected relaxation to be None, SoftSort or LapSum but got {relaxation!r}")
         given = as_bound(bound, "bound")
         if isinstance(given, Tensor) and len(given) != pool.slices:
             raise ValueError(f"expected bound, or one for each of {pool.slices} slices, but got {len(given)} numbers")

@@ -91,7 +91,7 @@ class WassersteinPool(Pool):
 
     def __init__(self, dim: int, points: int, blur: float = 0.05, iterations: int = 50) -> None:
         dim, points = whole(dim, "dim"), whole(points, "points")
-        if blur <= 0:
+        if not blur > 0:
             raise ValueError(f"expected blur > 0 but got {blur}")
         iterations = whole(iterations, "iterations")
         super().__init__(dim, points * dim)

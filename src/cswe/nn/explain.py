@@ -56,6 +56,8 @@ def explain_slices(
     >>> bool(torch.allclose(shares.sum(-1), z.square().sum(-1), atol=1e-4))
     True
     """
+    if not isinstance(getattr(pool, "_orig_mod", pool), SWEPool):
+        raise TypeError(f"expected a SWEPool but got {type(pool).__name__}: explain_tokens takes other pools")
     check_points(tokens, "tokens", (3,), width=pool.dim)
     tokens, mask, weights, target = usable(tokens), usable(mask), usable(weights), usable(target)
     with torch.no_grad():

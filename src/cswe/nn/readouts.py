@@ -239,7 +239,7 @@ class DualWeighted(Readout):
         self, slices: int, multipliers: Callable[[], Tensor | None] | None = None, temperature: float = 1.0
     ) -> None:
         super().__init__()
-        if temperature <= 0:
+        if not temperature > 0:
             raise ValueError(f"expected temperature > 0 but got {temperature}")
         self.temperature = temperature
         self.multipliers = multipliers
@@ -255,6 +255,8 @@ class DualWeighted(Readout):
     def forward(self, sets: ProjectedSets) -> Tensor:
         """Read B projected sets, giving ``(B, H·M)``."""
         if self.training and self.multipliers is not None and (now := self.multipliers()) is not None:
+            if now.shape != self.weights.shape:
+                raise ValueError(f"expected multipliers to give {len(self.weights)} numbers but got {tuple(now.shape)}")
             # A tensor of their own for every pass: the next one must not change what this one's gradient needs.
             weights = torch.softmax(-now.detach().to(self.weights) / self.temperature, dim=0)
             with torch.no_grad():

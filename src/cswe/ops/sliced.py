@@ -66,6 +66,12 @@ def wasserstein_1d(
         check_weights(weights, tuple(points.shape), f"{name}_weights", looks_at_values(validate, x))
     if not 1 <= p < float("inf"):
         raise ValueError(f"expected an order p ≥ 1 but got {p}")
+    try:
+        torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    except RuntimeError:
+        raise ValueError(
+            f"expected x and y with batch axes that broadcast but got {tuple(x.shape)} and {tuple(y.shape)}"
+        ) from None
     dtype = working_dtype(x, y)
     x, y = _without_massless(x.to(dtype), x_weights), _without_massless(y.to(dtype), y_weights)
     if looks_at_values(validate, x):

@@ -6,6 +6,9 @@ from torch import Tensor
 
 def check_temperature(temperature: float, name: str, relative: bool, unit: object) -> None:
     """Raise unless a temperature is one, and a unit comes where it is used."""
+    if isinstance(temperature, Tensor | str | None):
+        # A parameter, say: it would get no gradient, and nobody would be told.
+        raise TypeError(f"expected a temperature {name} that is a number, a constant, but got {temperature!r}")
     if not 0 < temperature < float("inf"):
         raise ValueError(f"expected a temperature {name} > 0 but got {temperature}")
     smallest = torch.finfo(torch.float32).tiny
