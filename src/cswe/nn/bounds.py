@@ -34,7 +34,8 @@ class SWGGBound:
     relaxation
         How sorting is relaxed so that D has a gradient with respect to the slices. The temperature is relative to the
         spread of the projections by default: an absolute one decides success or failure, and has to be found anew for
-        every data set.
+        every data set. The spread is that of the batch at hand: micro-batches and processes each measure their own, so
+        the mean of their D differs a little from D of all their samples at once, as it does not under ``SoftSort(τ)``.
     wrt
         ``"both"``: the bound moves slices and reference (the paper). ``"slices"``: the reference is held, because it
         can often meet the bound alone while the slices stay where they are.
