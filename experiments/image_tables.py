@@ -16,7 +16,7 @@ from experiments.lookup import (
 from experiments.paper import TABLE1, TABLE1_SPLITS, best_texts, image_resources
 from experiments.pools import FEW_RIVALS, IMAGE_RIVALS, POOLS, SEARCHED_SHAPES, SHAPES, with_choices
 from experiments.records import read_extractions
-from experiments.studies import FEW, LONGER_RIVALS, SHAPES_POINT
+from experiments.studies import BEYOND, FEW, SHAPES_POINT, STRONGEST
 from experiments.tuning import IMAGES, LAYERS, read_choices
 
 _YARDSTICKS = ("attention-5", "statistics-1")  # what everything is held against
@@ -283,13 +283,28 @@ def shapes_table(results: Results) -> str:
     return grid(head, lines)
 
 
+def beyond_table(results: Results) -> str:
+    """Points beyond the edges of the search, by validation."""
+    chosen = read_choices(IMAGES, [results.folder])
+    head = ["Layer", "Pooling", f"best of {len(IMAGES.grid)}", *BEYOND]
+    lines = []
+    for layer in LAYERS:
+        for key in STRONGEST:
+            texts = (with_choices(POOLS[key].text, *point) for point in BEYOND.values())
+            rows = [results.row("images-beyond", text, layer, POOLS[key].slices) for text in texts]
+            if any(rows):
+                best = f"{100 * chosen[layer, key, None]['validation']:.2f}"
+                lines.append([str(layer), POOLS[key].label, best, *(mean_text(row, "validation") for row in rows)])
+    return grid(head, lines)
+
+
 def longer_table(results: Results) -> str:
     """Twice the epochs, by validation."""
     chosen = read_choices(IMAGES, [results.folder])
     head = ["Layer", "Pooling", "16 epochs", "32 epochs"]
     lines = []
     for layer in LAYERS:
-        for key in LONGER_RIVALS:
+        for key in STRONGEST:
             row = results.named("images-longer", key, layer)
             if row is not None:
                 short = f"{100 * chosen[layer, key, None]['validation']:.2f}"

@@ -185,7 +185,24 @@ def _tuned(chosen: Chosen) -> list[Entry]:
     return _as_chosen(IMAGES, chosen, (1, 3, 3), "images")
 
 
-LONGER_RIVALS = ("attention-5", "statistics-1", "weighted-1")
+STRONGEST = ("attention-5", "statistics-1", "weighted-1")
+# The search chose at its edges: the most dropout, weight decay and rate, and no other share of the tokens was in it.
+BEYOND = {
+    "dropout 0.7": ("weight_decay=0.2", "dropout=0.7", "lr=0.004"),
+    "weight decay 0.5, rate 0.008": ("weight_decay=0.5", "dropout=0.3", "lr=0.008"),
+    "a quarter of the tokens": ("weight_decay=0.2", "dropout=0.4", "lr=0.004", "keep_tokens=0.25"),
+}
+
+
+def _beyond(_: Chosen) -> list[Entry]:
+    """Points beyond the edges of the search, by validation, with its seed."""
+    plans = [
+        _rival(key, (layer,), (), with_choices(POOLS[key].text, *point))
+        for layer in LAYERS
+        for key in STRONGEST
+        for point in BEYOND.values()
+    ]
+    return [Entry(replace(plan, seeds=1, first_seed=10), 12, "images") for plan in plans]
 
 
 def _longer(chosen: Chosen) -> list[Entry]:
@@ -193,7 +210,7 @@ def _longer(chosen: Chosen) -> list[Entry]:
     return [
         Entry(replace(_rival(key, (layer,), (*choices, "epochs=32")), seeds=1, first_seed=10), 12, "images")
         for layer in LAYERS
-        for key in LONGER_RIVALS
+        for key in STRONGEST
         if (choices := chosen.get((layer, key, None))) is not None
     ]
 
@@ -315,6 +332,7 @@ STUDIES = {
         Study("images-tuning", "images", _tuning, test=False),
         Study("images-tuned", "images", _tuned, IMAGES, neighbors=True),
         Study("images-shapes", "images", _shapes, test=False),
+        Study("images-beyond", "images", _beyond, test=False),
         Study("images-longer", "images", _longer, IMAGES, test=False),
         Study("images-table1", "images", _table1),
         Study("images-slices", "images", _slices),

@@ -85,6 +85,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "images-nearest": image_tables.nearest_table,
     "images-nearest-differences": image_tables.nearest_differences,
     "images-shapes": image_tables.shapes_table,
+    "images-beyond": image_tables.beyond_table,
     "images-longer": image_tables.longer_table,
     "images-few": image_tables.few_table,
     "images-clock": image_tables.clock_table,

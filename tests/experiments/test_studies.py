@@ -80,6 +80,7 @@ def test_studies_are_what_the_page_says():
     assert counts["images-temperature"] == 2 * 3 - 1
     assert counts["images-tuned"] == 8 * 3 * 3
     assert {task.cell.recipe.optimization.weight_decay for task in tasks["images-tuned"]} == {0.1}
+    assert counts["images-beyond"] == 3 * 3 * 3
     assert counts["images-longer"] == 3 * 3
     assert counts["images-few"] == 6 * 3 * 3
     assert counts["proteins-table"] == 2 * (2 + 2 * 4) * 5
@@ -106,7 +107,7 @@ def test_studies_are_what_the_page_says():
     chosen = [cell.recipe.optimization for cell in literal]
     assert {(choice.batch_size, choice.epochs, choice.lr) for choice in chosen} == {(32, 50, 1e-4)}
     assert {cell.seed for cell in literal} == set(range(5))
-    searches = ("images-tuning", "images-shapes", "images-longer", "proteins-tuning")
+    searches = ("images-tuning", "images-shapes", "images-beyond", "images-longer", "proteins-tuning")
     assert {task.cell.seed for name in searches for task in tasks[name]} == {10}  # which no final run has
     long = {(task.cell.layer, task.cell.seed) for task in tasks["images-table1"] if task.cell.pool == "cswe:epochs=80"}
     assert long == {(cell.layer, cell.seed) for cell in plain}
