@@ -106,6 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--assets", type=Path, required=True, help="folder with the data and the weights")
     parser.add_argument("--stores", type=Path, required=True, help="folder for the stores")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the times are noted")
+    parser.add_argument("--known", type=Path, nargs="*", default=[RESULTS], help="folders with times to start from")
     parser.add_argument("--device", help="cpu or cuda; a GPU if there is one")
     chosen = parser.parse_args(arguments)
     if unknown := [name for name in chosen.names if name not in STORES]:
@@ -124,7 +125,7 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f"{name}: is there already", flush=True)
             else:
                 try:
-                    _make_and_note(name, chosen.assets, chosen.stores, device, chosen.out)
+                    _make_and_note(name, chosen.assets, chosen.stores, device, chosen.out, chosen.known)
                 except (ValueError, OSError) as error:
                     raise SystemExit(f"{name}: {error}") from None
             if claim is not None:
@@ -135,7 +136,7 @@ def main(arguments: list[str] | None = None) -> None:
                 claim.release()
 
 
-def _make_and_note(name: str, assets: Path, stores: Path, device: torch.device, out: Path) -> None:
+def _make_and_note(name: str, assets: Path, stores: Path, device: torch.device, out: Path, known: list[Path]) -> None:
     started = time.monotonic()
     store = _make(STORES[name], assets, stores / name, device)
     seconds = time.monotonic() - started
@@ -151,7 +152,7 @@ def _make_and_note(name: str, assets: Path, stores: Path, device: torch.device, 
         "versions": versions(),
         "commit": commit(),
     }
-    add_extraction(out, entry, stores / "extraction.lock")
+    add_extraction(out, entry, known, stores / "extraction.lock")
     print(f"{name}: {len(store):,} items in {seconds:.0f} s", flush=True)
 
 

@@ -52,12 +52,15 @@ def read_extractions(folder: Path) -> list[dict[str, Any]]:
     return read_lines(folder / f"{EXTRACTION}.json", "stores")
 
 
-def add_extraction(folder: Path, entry: dict[str, Any], lock: Path) -> None:
-    """Note how long a store took to make."""
+def add_extraction(folder: Path, entry: dict[str, Any], known: Iterable[Path], lock: Path) -> None:
+    """Note how long a store took to make; the file starts from what some folders have, as that of a study does."""
     with locked(lock):
-        others = [line for line in read_extractions(folder) if line["store"] != entry["store"]]
-        lines = sorted([*others, entry], key=lambda line: str(line["store"]))
-        write_lines(folder / f"{EXTRACTION}.json", {"study": EXTRACTION}, "stores", lines)
+        lines: dict[str, dict[str, Any]] = {entry["store"]: entry}
+        for place in (folder, *known):
+            lines = {**{line["store"]: line for line in read_extractions(place)}, **lines}
+        write_lines(
+            folder / f"{EXTRACTION}.json", {"study": EXTRACTION}, "stores", [lines[name] for name in sorted(lines)]
+        )
 
 
 def read_lines(file: Path, name: str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from cswe.training.locking import Lock
 from experiments import worker as worker_module
 from experiments.extract import NormedToo
 from experiments.extract import main as extract
-from experiments.records import add_extraction, read_extractions
+from experiments.records import RESULTS, add_extraction, read_extractions
 from tests.experiments.small import study
 
 
@@ -64,12 +64,17 @@ def test_an_extraction_is_noted_once(tmp_path, capsys):
     extract([*words, "--device", "cpu"])
     assert "is there already" in capsys.readouterr().out
     assert not list((tmp_path / "stores").glob("raw*.lock"))
-    (entry,) = read_extractions(tmp_path / "out")
+    noted = {line["store"]: line for line in read_extractions(tmp_path / "out")}
+    committed = {line["store"]: line for line in read_extractions(RESULTS)}
+    entry = noted["raw-1"]
+    assert noted == {**committed, "raw-1": entry}  # the file can take the place of what is committed
+    assert entry != committed["raw-1"]
     assert (entry["store"], entry["items"], entry["tokens"]) == ("raw-1", 40, 320)
     store = TokenStore(tmp_path / "stores" / "raw-1")
     assert [len(store.split(name)) for name in ("train", "validation", "test")] == [20, 8, 12]
-    add_extraction(tmp_path / "out", {**entry, "seconds": 1.0}, tmp_path / "lock")
-    assert [line["seconds"] for line in read_extractions(tmp_path / "out")] == [1.0]
+    add_extraction(tmp_path / "out", {**entry, "seconds": 1.0}, [RESULTS], tmp_path / "lock")
+    assert {line["store"]: line["seconds"] for line in read_extractions(tmp_path / "out")}["raw-1"] == 1.0
+    assert len(read_extractions(tmp_path / "out")) == len(committed)
 
 
 def test_tokens_of_points_are_there_normalised_too():
