@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from cswe.tokens import TokenStore, TokenStoreError, drop_damaged
+from cswe.tokens import writer as writer_module
 from cswe.tokens.backbones import open_backbone
 from cswe.tokens.extract import extract
 
@@ -49,6 +51,31 @@ def test_workers_change_nothing(run, tmp_path, content, workers):
     one = run(tmp_path / "one")
     other = run(tmp_path / "other", workers=workers)
     assert content(one.path) == content(other.path)
+
+
+def test_the_next_group_is_encoded_while_a_shard_is_written(run, tmp_path, content, monkeypatch):
+    whole = run(tmp_path / "whole")
+    encode, write = run.backbone.encode, writer_module.write_shard
+    threads, more = [], threading.Event()
+
+    def encode_and_tell(units, dtype):
+        threads.append(threading.current_thread())
+        if writing.is_set():
+            more.set()
+        return encode(units, dtype)
+
+    def write_late(*arguments, **named):
+        writing.set()
+        overlapped.append(more.wait(30))
+        return write(*arguments, **named)
+
+    writing, overlapped = threading.Event(), []
+    monkeypatch.setattr(run.backbone, "encode", encode_and_tell)
+    monkeypatch.setattr(writer_module, "write_shard", write_late)
+    assert content(run(tmp_path / "store").path) == content(whole.path)
+    assert overlapped
+    assert all(overlapped)
+    assert threading.current_thread() not in threads
 
 
 KILLER = """

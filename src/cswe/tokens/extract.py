@@ -1,14 +1,16 @@
 """From a data set through a frozen backbone into a store."""
 
 import warnings
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 
+from cswe.tokens.ahead import ahead
 from cswe.tokens.backbones.base import Backbone, Encoded
 from cswe.tokens.errors import ForeignShardError, TokenStoreError
 from cswe.tokens.loading import Loaded, default_workers, load_units
@@ -101,10 +103,14 @@ def extract(
         groups = [(task, group) for task in tasks for group in _groups(task, count, backbone.group)]
         done = count - sum(stop - start for _, (start, stop) in groups)
         bar = tqdm(total=count, initial=done, unit=" items", disable=not progress, smoothing=0.1)
-        with closing(bar), closing(_load(source, backbone, groups, chosen, writer)) as stream:
+        with (
+            closing(bar),
+            closing(_load(source, backbone, groups, chosen, writer)) as stream,
+            # The disk takes about as long as a small backbone: while a shard is written the next is encoded.
+            closing(ahead(_encoded(source, backbone, spec, stream, skip_bad), shard_bytes, _size)) as encoded,
+        ):
             tokens = 0
-            for (task, (start, stop)), loaded in zip(groups, stream, strict=True):
-                columns = _encode(source, backbone, spec, loaded, skip_bad=skip_bad)
+            for (task, (start, stop)), columns in zip(groups, encoded, strict=True):
                 full = writer.add_columns(columns)
                 end = count if task.stop is None else task.stop
                 if stop == end or (full and task.stop is None):
@@ -220,14 +226,31 @@ def _load(
     workers: int,
     writer: StoreWriter,
 ) -> Generator[list[Loaded], None, None]:
-    """Yield what was loaded of each group, in units."""
+    """Give what was loaded of each group, in units, one group after another."""
     parts = [
         [(at, min(at + backbone.unit, stop)) for at in range(start, stop, backbone.unit)] for _, (start, stop) in groups
     ]
     units = [unit for part in parts for unit in part]
     stream = load_units(source, backbone.preparer, units, workers=workers, in_worker=writer.release)
-    for part in parts:
-        yield [next(stream) for _ in part]
+    return ([next(stream) for _ in part] for part in parts)
+
+
+def _encoded(
+    source: Source, backbone: Backbone, spec: StoreSpec, groups: Iterable[list[Loaded]], skip_bad: bool
+) -> Iterator[Columns]:
+    """Give the groups' columns; whichever thread draws them, it computes on the device that is current here."""
+    chosen = torch.cuda.device(torch.cuda.current_device()) if backbone.device.type == "cuda" else nullcontext()
+
+    def columns() -> Iterator[Columns]:
+        with chosen:
+            for loaded in groups:
+                yield _encode(source, backbone, spec, loaded, skip_bad=skip_bad)
+
+    return columns()
+
+
+def _size(columns: Columns) -> int:
+    return columns.size
 
 
 def _encode(source: Source, backbone: Backbone, spec: StoreSpec, loaded: list[Loaded], *, skip_bad: bool) -> Columns:

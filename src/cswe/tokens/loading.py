@@ -52,7 +52,9 @@ def load_units(
     workers: int,
     in_worker: Callable[[], None],
 ) -> Iterator[Loaded]:
-    """Load ranges of items and yield them in the order of `units`, however the work is shared.
+    """Load ranges of items and give them in the order of `units`, however the work is shared.
+
+    Processes are started here and now: by the thread that asks, and not by the one that takes what they load.
 
     Parameters
     ----------
@@ -78,7 +80,7 @@ def load_units(
         # A generator of its own, since the loader would draw from, and so change, the global one.
         generator=torch.Generator(),
     )
-    yield from loader
+    return iter(loader)
 
 
 def _as_it_is(loaded: Any) -> Any:

@@ -1,11 +1,11 @@
 """Batches made ready by a thread while the device is at work."""
 
-import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 
 import torch
 
+from cswe.tokens.ahead import ahead
 from cswe.tokens.gather import Batch, Indices
 
 _AHEAD = 3
@@ -22,38 +22,17 @@ def prefetched(
     The thread copies from pinned memory on a stream of its own, so that the copy overlaps with training; the
     consumer's stream waits for the copy, the host does not.
     """
-    ready: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(_AHEAD)
-    stopped = threading.Event()
-    cuda = device.type == "cuda"
-    stream = torch.cuda.Stream(device) if cuda else None
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def put(entry: tuple[Batch, torch.cuda.Event | None] | BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                return ready.put(entry, timeout=0.1)
-            except queue.Full:
-                continue
+    def sent() -> Iterator[tuple[Batch, torch.cuda.Event | None]]:
+        for indices in order:
+            with torch.cuda.stream(stream):
+                batch = gather(indices).to(device, dtype)
+                event = None if stream is None else stream.record_event()
+            yield batch, event
 
-    def fill() -> None:
-        try:
-            for indices in order:
-                if stopped.is_set():
-                    return
-                with torch.cuda.stream(stream):
-                    batch = gather(indices).to(device, dtype)
-                    event = None if stream is None else stream.record_event()
-                put((batch, event))
-            put(None)
-        except BaseException as error:  # handed to the consumer, who raises it
-            put(error)
-
-    thread = threading.Thread(target=fill, daemon=True)
-    thread.start()
-    try:
-        while (entry := ready.get()) is not None:
-            if isinstance(entry, BaseException):
-                raise entry
-            batch, event = entry
+    with closing(ahead(sent(), _AHEAD)) as ready:
+        for batch, event in ready:
             if event is not None:
                 current = torch.cuda.current_stream(device)
                 current.wait_event(event)
@@ -61,6 +40,3 @@ def prefetched(
                     # Memory made on the copying stream must not be reused there while this stream reads it.
                     values.record_stream(current)
             yield batch
-    finally:
-        stopped.set()
-        thread.join()

@@ -93,7 +93,7 @@ class RawInput:
         parts = [[(at, min(at + unit, stop)) for at in range(start, stop, unit)] for start, stop in groups]
         units = [entry for part in parts for entry in part]
         workers = default_workers(self.source, backbone.device, unit * 3 * 512 * 512) if len(units) > 1 else 0
-        stream = iter(load_units(self.source, backbone.preparer, units, workers=workers, in_worker=lambda: None))
+        stream = load_units(self.source, backbone.preparer, units, workers=workers, in_worker=lambda: None)
         for (start, stop), part in zip(groups, parts, strict=True):
             yield self._encoded([next(stream) for _ in part], start, stop)
 
