@@ -9,7 +9,7 @@ import pytest
 
 from cswe import __version__
 from cswe.cli import COMMANDS, main
-from cswe.tokens import TokenStore
+from cswe.tokens import TokenStore, commands
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -53,6 +53,18 @@ def test_progress_shows_items_and_tokens(tmp_path, capsys):
     bar = capsys.readouterr().err
     assert "1797/1797" in bar
     assert "tokens/s" in bar
+
+
+def test_stopped_by_hand_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "run_extraction", stop)
+    assert main(["extract", "--out", str(tmp_path / "digits")]) == 130
+    assert "stopped; the same command with --resume goes on from here" in capsys.readouterr().err
+    monkeypatch.setattr(commands, "inspect_store", stop)
+    assert main(["inspect", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "cswe inspect: stopped\n"
 
 
 def test_damage_is_an_error_and_can_be_skipped(tmp_path, capsys):

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What was asked for is wrong, and asking again will not help; or something failed on the way.
         return 2 if isinstance(error, ValueError) and not isinstance(error, TokenStoreError) else 1
     except KeyboardInterrupt as stop:
-        print(f"cswe {name}: {stop or 'stopped'}", file=sys.stderr)
+        print(f"cswe {name}: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     return 0
 

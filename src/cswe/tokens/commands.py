@@ -115,19 +115,23 @@ def extract(
     choices = SourceOptions(seed, points, ink, multi_label, labels, label_kind)
     source = open_source(data, format, choices, strict=True)
     options = BackboneOptions(layers, norm, precision, device, revision, batch_tokens, long, max_length)
-    store = run_extraction(
-        source,
-        open_backbone(backbone, source, options),
-        out,
-        dtype=dtype,
-        resume=resume,
-        skip_bad=skip_bad,
-        shard_bytes=int(shard_mib * 2**20),
-        workers=workers,
-        limit=limit,
-        licence=licence,
-        progress=not quiet,
-    )
+    encoder = open_backbone(backbone, source, options)
+    try:
+        store = run_extraction(
+            source,
+            encoder,
+            out,
+            dtype=dtype,
+            resume=resume,
+            skip_bad=skip_bad,
+            shard_bytes=int(shard_mib * 2**20),
+            workers=workers,
+            limit=limit,
+            licence=licence,
+            progress=not quiet,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; the same command with --resume goes on from here") from None
     held = f"layers {', '.join(map(str, store.layers))}" if len(store.layers) > 1 else f"layer {store.layer}"
     print(f"{out}: {len(store):,} items, {int(store.lengths.sum()):,} tokens of dimension {store.dim}, {held}")
     for name, count in store.manifest.counts.items():
