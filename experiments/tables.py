@@ -79,6 +79,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "images-map": image_tables.map_table,
     "images-matching": image_tables.matching_table,
     "images-temperature": image_tables.temperature_table,
+    "images-soft": image_tables.soft_table,
     "images-tuning": image_tables.tuning_table,
     "images-tuned": image_tables.tuned_table,
     "images-tuned-differences": image_tables.tuned_differences,

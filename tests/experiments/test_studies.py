@@ -78,6 +78,7 @@ def test_studies_are_what_the_page_says():
     assert counts["images-map"] == 3 * (3 + 1)
     assert counts["images-matching"] == 3 * 2 * 3 + 3 + 3
     assert counts["images-temperature"] == 2 * 3 - 1
+    assert counts["images-soft"] == 3 * 3
     assert counts["images-tuned"] == 8 * 3 * 3
     assert {task.cell.recipe.optimization.weight_decay for task in tasks["images-tuned"]} == {0.1}
     assert counts["images-beyond"] == 3 * 3 * 3
