@@ -64,7 +64,8 @@ def extract(
         Leave out items that cannot be used; the manifest lists them with the reason. Otherwise the first such item is
         an error.
     shard_bytes
-        A shard is closed when its tokens reach this size. What is lost when the process is killed is at most one.
+        A shard is closed when its tokens reach this size. What is lost when the process is killed is at most one, and
+        what was encoded meanwhile, as much again; so much is held in memory, too.
     workers
         Processes that load and decode; by default as many as there are cores for images, none for the rest.
     limit
