@@ -127,3 +127,17 @@ HELD = {
         ),
     },
 }
+
+# The paper's own epochs for tokens of points, with its steps of rate and slack: four times as many as the others have.
+_WHOLE = ("epochs=200", "schedule_every=50", "slack_every=50")
+LONGER = {
+    TOKENS: {
+        f"{key}-long": Named(with_choices(key, *_WHOLE), f"{POINT_POOLS[key].label}, 200 epochs")
+        for key in ("swe", "cswe")
+    }
+}
+
+
+def point_pools(layer: int) -> dict[str, Named]:
+    """Return all poolings of points of a layer by name, those of studies of their own too."""
+    return {**POINT_LAYERS[layer], **HELD.get(layer, {}), **LONGER.get(layer, {})}

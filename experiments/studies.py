@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cswe.training.cells import Cell, Plan
-from experiments.pools import FEW_RIVALS, HELD, NORMED, POINT_LAYERS, POOLS, RAW, SHAPES, TOKENS, with_choices
+from experiments.pools import FEW_RIVALS, HELD, LONGER, NORMED, POINT_LAYERS, POOLS, RAW, SHAPES, TOKENS, with_choices
 from experiments.tuning import IMAGES, LAYERS, POINTS, PROTEIN_LAYER, PROTEINS, Chosen, Search
 
 
@@ -319,6 +319,27 @@ def _points(chosen: Chosen) -> list[Entry]:
     return entries
 
 
+LONGER_SLICES = (4, 16)
+
+
+def _points_longer(chosen: Chosen) -> list[Entry]:
+    """Train the paper's own two poolings of tokens for its epochs, with the rates chosen for a quarter of them."""
+    return [
+        _point_entry(
+            sought.pooling,
+            TOKENS,
+            sought.final,
+            3,
+            LONGER_SLICES,
+            Plan((LONGER[TOKENS][f"{sought.pooling}-long"].text,), first_seed=sought.final, choices=chosen[sought.key]),
+        )
+        for sought in POINTS.sought
+        if (sought.layer, sought.pooling) in ((TOKENS, "swe"), (TOKENS, "cswe"))
+        and sought.final is not None
+        and sought.key in chosen
+    ]
+
+
 def _points_evolution(_: Chosen) -> list[Entry]:
     """How far a bound comes in so few steps: on the first split, with two rates on tokens and one on the points."""
     tried = [
@@ -327,7 +348,8 @@ def _points_evolution(_: Chosen) -> list[Entry]:
         for key in ("swe", "cswe")
         for rate in rates
     ]
-    tried += [(named, key, layer, 0.03) for layer, pools in HELD.items() for key, named in pools.items()]
+    more = [*HELD.items(), *LONGER.items()]
+    tried += [(named, key, layer, 0.03) for layer, pools in more for key, named in pools.items()]
     return [
         _point_entry(key, layer, 0, 2, (16,), Plan((with_choices(named.text, f"lr={rate}"),), first_seed=10))
         for named, key, layer, rate in tried
@@ -356,6 +378,7 @@ STUDIES = {
         Study("proteins-evolution", "proteins", _evolution, keep_log=True),
         Study("points-tuning", "points", _points_tuning, test=False),
         Study("points-table", "points", _points, POINTS),
+        Study("points-longer", "points", _points_longer, POINTS),
         Study("points-evolution", "points", _points_evolution, test=False, keep_log=True),
     )
 }

@@ -25,7 +25,7 @@ from cswe.training.table import Row, grid
 from experiments import image_tables, set_tables
 from experiments.headline import README, with_headline
 from experiments.lookup import NOTHING, Results, gain_text, mean_text, swgg_text
-from experiments.pools import HELD, POINT_FRACTIONS, POINT_LAYERS, POOLS, with_choices
+from experiments.pools import POINT_FRACTIONS, POOLS, point_pools, with_choices
 from experiments.records import RESULTS, read_extractions, read_study
 from experiments.studies import STUDIES
 
@@ -126,7 +126,7 @@ def render(template: str, results: Results) -> str:
         if "/" in name:
             study, _, name = name.partition("/")
         key, _, count = name.partition(":")
-        pools = {**POINT_LAYERS[int(layer)], **HELD.get(int(layer), {})} if study.startswith("points") else POOLS
+        pools = point_pools(int(layer)) if study.startswith("points") else POOLS
         named = pools[key]
         counted = {"images-few": "labels_per_class", "points-evolution": "lr"}.get(study, "epochs")
         text = with_choices(named.text, f"{counted}={count}") if count else named.text

@@ -92,6 +92,9 @@ def test_studies_are_what_the_page_says():
     assert counts["proteins-tuning"] == 8 * 5
     assert counts["proteins-tuned"] == 8 * 5
     assert counts["points-tuning"] == (10 * 10 + 10 * 6 + 5 * 10) * 4  # four rates each
+    assert counts["points-longer"] == 2 * 2 * 6
+    assert {task.cell.recipe.optimization.epochs for task in tasks["points-longer"]} == {200}
+    assert {task.cell.recipe.optimization.schedule_every for task in tasks["points-longer"]} == {50}
     assert counts["points-table"] == (2 + 8 * 5) * 10 + (3 + 7 * 5) * 6 + (2 + 3) * 10
     for task in tasks["points-table"] + tasks["points-tuning"]:
         assert task.store.endswith(f"-{task.cell.seed % 10}")  # every seed has its own split, the search's, too
