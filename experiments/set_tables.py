@@ -14,8 +14,8 @@ from experiments.lookup import (
     size_text,
 )
 from experiments.paper import POINTS_RESOURCES, PROTEINS_RESOURCES, TABLE1_SPLITS
-from experiments.pools import NORMED, POINT_LAYERS, POOLS, PROTEIN_RIVALS, RAW, TOKENS, with_choices
-from experiments.studies import LITERAL, POINT_SLICES
+from experiments.pools import LONGER, NORMED, POINT_LAYERS, POOLS, PROTEIN_RIVALS, RAW, TOKENS, with_choices
+from experiments.studies import LITERAL, LONGER_SLICES, POINT_SLICES
 from experiments.tuning import PROTEIN_LAYER, PROTEINS
 
 
@@ -119,3 +119,28 @@ def normed_table(results: Results) -> str:
 def raw_table(results: Results) -> str:
     """Pool the points themselves."""
     return _points(results, RAW)
+
+
+def longer_points_table(results: Results) -> str:
+    """SWE and C-SWE on tokens of the Point Cloud Transformer, with the paper's epochs and with a quarter of them."""
+    head = ["L", "Pooling", "Epochs", "Seeds", "Accuracy", "C-SWE − SWE", "200 − 50"]
+    head += ["Balanced", "C-SWE − SWE", "200 − 50", "− mean", "Time"]
+    mean = results.row("points-table", POINT_LAYERS[TOKENS]["gap"].text, TOKENS)
+    lines = []
+    for slices in LONGER_SLICES:
+        short = {
+            key: results.row("points-table", POINT_LAYERS[TOKENS][key].text, TOKENS, slices) for key in ("swe", "cswe")
+        }
+        long = {key: results.row("points-longer", LONGER[TOKENS][f"{key}-long"].text, TOKENS, slices) for key in short}
+        for epochs, rows in (("50", short), ("200", long)):
+            for key, row in rows.items():
+                if row is None:
+                    continue
+                cells = [str(slices), POINT_LAYERS[TOKENS][key].label, epochs, count_text(row)]
+                for metric in ("top1", "balanced"):
+                    cells.append(mean_text(row, metric=metric))
+                    cells.append(gain_text(row, rows["swe"], metric=metric) if key == "cswe" else "")
+                    cells.append(gain_text(row, short[key], metric=metric) if rows is long else "")
+                cells.append(gain_text(row, mean, metric="balanced"))
+                lines.append([*cells, seconds_text(row)])
+    return grid(head, lines)

@@ -96,6 +96,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "points-table": set_tables.points_table,
     "points-normed": set_tables.normed_table,
     "points-raw": set_tables.raw_table,
+    "points-longer": set_tables.longer_points_table,
     "made-with": made_table,
 }
 
