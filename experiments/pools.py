@@ -129,11 +129,14 @@ HELD = {
 }
 
 # The paper's own epochs for tokens of points, with its steps of rate and slack: four times as many as the others have.
+# At its temperature, and at a soft one.
 _WHOLE = ("epochs=200", "schedule_every=50", "slack_every=50")
+_SOFT = ("temperature=1", "temperature_scale=relative")
 LONGER = {
     TOKENS: {
-        f"{key}-long": Named(with_choices(key, *_WHOLE), f"{POINT_POOLS[key].label}, 200 epochs")
-        for key in ("swe", "cswe")
+        "swe-long": Named(with_choices("swe", *_WHOLE), "SWE"),
+        "cswe-long": Named(with_choices("cswe", *_WHOLE), "C-SWE"),
+        "cswe-long-soft": Named(with_choices("cswe", *_WHOLE, *_SOFT), "C-SWE, τ = 1"),
     }
 }
 

@@ -125,22 +125,25 @@ def longer_points_table(results: Results) -> str:
     """SWE and C-SWE on tokens of the Point Cloud Transformer, with the paper's epochs and with a quarter of them."""
     head = ["L", "Pooling", "Epochs", "Seeds", "Accuracy", "C-SWE − SWE", "200 − 50"]
     head += ["Balanced", "C-SWE − SWE", "200 − 50", "− mean", "Time"]
-    mean = results.row("points-table", POINT_LAYERS[TOKENS]["gap"].text, TOKENS)
+    pools, mean = POINT_LAYERS[TOKENS], results.row("points-table", POINT_LAYERS[TOKENS]["gap"].text, TOKENS)
     lines = []
     for slices in LONGER_SLICES:
-        short = {
-            key: results.row("points-table", POINT_LAYERS[TOKENS][key].text, TOKENS, slices) for key in ("swe", "cswe")
-        }
-        long = {key: results.row("points-longer", LONGER[TOKENS][f"{key}-long"].text, TOKENS, slices) for key in short}
-        for epochs, rows in (("50", short), ("200", long)):
-            for key, row in rows.items():
-                if row is None:
-                    continue
-                cells = [str(slices), POINT_LAYERS[TOKENS][key].label, epochs, count_text(row)]
-                for metric in ("top1", "balanced"):
-                    cells.append(mean_text(row, metric=metric))
-                    cells.append(gain_text(row, rows["swe"], metric=metric) if key == "cswe" else "")
-                    cells.append(gain_text(row, short[key], metric=metric) if rows is long else "")
-                cells.append(gain_text(row, mean, metric="balanced"))
-                lines.append([*cells, seconds_text(row)])
+        short = {key: results.row("points-table", pools[key].text, TOKENS, slices) for key in ("swe", "cswe")}
+        long = {key: results.row("points-longer", named.text, TOKENS, slices) for key, named in LONGER[TOKENS].items()}
+        rows: list[tuple[str, str, Row | None, Row | None, Row | None]] = [
+            ("50", pools[key].label, row, short["swe"], None) for key, row in short.items()
+        ]
+        rows += [
+            ("200", LONGER[TOKENS][key].label, row, long["swe-long"], short.get(key.removesuffix("-long")))
+            for key, row in long.items()
+        ]
+        for epochs, label, row, plain, before in rows:
+            if row is None:
+                continue
+            cells = [str(slices), label, epochs, count_text(row)]
+            for metric in ("top1", "balanced"):
+                cells.append(mean_text(row, metric=metric))
+                cells.append("" if row is plain else gain_text(row, plain, metric=metric))
+                cells.append("" if before is None else gain_text(row, before, metric=metric))
+            lines.append([*cells, gain_text(row, mean, metric="balanced"), seconds_text(row)])
     return grid(head, lines)

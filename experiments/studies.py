@@ -324,20 +324,16 @@ LONGER_SLICES = (4, 16)
 
 def _points_longer(chosen: Chosen) -> list[Entry]:
     """Train the paper's own two poolings of tokens for its epochs, with the rates chosen for a quarter of them."""
-    return [
-        _point_entry(
-            sought.pooling,
-            TOKENS,
-            sought.final,
-            3,
-            LONGER_SLICES,
-            Plan((LONGER[TOKENS][f"{sought.pooling}-long"].text,), first_seed=sought.final, choices=chosen[sought.key]),
-        )
-        for sought in POINTS.sought
-        if (sought.layer, sought.pooling) in ((TOKENS, "swe"), (TOKENS, "cswe"))
-        and sought.final is not None
-        and sought.key in chosen
-    ]
+    entries = []
+    for sought in POINTS.sought:
+        if sought.layer != TOKENS or sought.key not in chosen:
+            continue
+        assert sought.final is not None
+        for key, named in LONGER[TOKENS].items():
+            if key.partition("-")[0] == sought.pooling:
+                plan = Plan((named.text,), first_seed=sought.final, choices=chosen[sought.key])
+                entries.append(_point_entry(sought.pooling, TOKENS, sought.final, 3, LONGER_SLICES, plan))
+    return entries
 
 
 def _points_evolution(_: Chosen) -> list[Entry]:

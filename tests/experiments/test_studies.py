@@ -92,7 +92,7 @@ def test_studies_are_what_the_page_says():
     assert counts["proteins-tuning"] == 8 * 5
     assert counts["proteins-tuned"] == 8 * 5
     assert counts["points-tuning"] == (10 * 10 + 10 * 6 + 5 * 10) * 4  # four rates each
-    assert counts["points-longer"] == 2 * 2 * 6
+    assert counts["points-longer"] == 3 * 2 * 6
     assert {task.cell.recipe.optimization.epochs for task in tasks["points-longer"]} == {200}
     assert {task.cell.recipe.optimization.schedule_every for task in tasks["points-longer"]} == {50}
     assert counts["points-table"] == (2 + 8 * 5) * 10 + (3 + 7 * 5) * 6 + (2 + 3) * 10
