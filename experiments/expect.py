@@ -6,9 +6,9 @@ from pathlib import Path
 from cswe.tokens import Manifest, TokenStore
 from cswe.training.recipe import Recipe
 
-_STEP = 0.006  # what a step along slices costs at least: the host prepares it
+_STEP = 0.006  # what a step along slices costs the host
 _PLAIN_STEP = 0.002  # and one without any
-_BOUND_STEP = 0.006  # and what a bound adds to that
+_BOUND_STEP = 0.003  # and what a bound adds to that
 _BOUND = 0.0027 / 1e9  # a relaxed SWGG, for each of B·N·L·d numbers
 _SORT = 0.2 / 1e9  # sorting and what comes after it, for each of B·N·L numbers and each weighting
 _START = 5.0  # tokens to the device, last scores
@@ -48,11 +48,14 @@ def expected_seconds(recipe: Recipe, layer: int, sizes: Sizes) -> float:
         items = min(items, choice.labels_per_class * max(1, sizes.classes))
     kept = recipe.regularization.keep_tokens
     numbers = min(choice.batch_size, items) * sizes.length * kept * pooling.slices
-    step = _PLAIN_STEP if pooling.pool in ("mean", "max", "cls", "attention") else _STEP
+    host = _PLAIN_STEP if pooling.pool in ("mean", "max", "cls", "attention") else _STEP
+    device = 0.0
     if pooling.pool in ("swe", "cswe", "moments"):
-        step += _SORT * numbers * (1 + pooling.weightings)
+        device += _SORT * numbers * (1 + pooling.weightings)
     if pooling.pool == "cswe":
-        step += _BOUND_STEP + _BOUND * numbers * sizes.dims[layer]
+        host += _BOUND_STEP
+        device += _BOUND * numbers * sizes.dims[layer]
     steps = choice.epochs * (1 + items // choice.batch_size)
     scoring = choice.epochs * (0.05 + 10e-6 * sizes.validation)
-    return _START + steps * step + scoring
+    # The host prepares a step while the device is at the one before.
+    return _START + steps * max(host, device) + scoring

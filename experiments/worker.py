@@ -108,8 +108,8 @@ class Worker:
         self._remade = "-".join(("remade", *self.remake))
         self._absent: set[str] = set()
         self._patient_until = time.monotonic() + _GRACE
-        # Cells take longer than they would alone; how much longer is learned. With 7 to 14 processes the median was 1.1
-        # to 3.5 times, however many they were; more caution would leave long cells to the end, and then out.
+        # Cells take longer than they would alone; how much longer is learned. With 7 to 15 processes medians of a study
+        # were 1 to 5 times, however many they were; more caution would leave long cells to the end, and then out.
         self._slowdown = 2.0 if self.jobs + self.beside > 1 else 1.0
 
     def run(self) -> int:
