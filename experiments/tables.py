@@ -35,6 +35,11 @@ FIGURES = PAGE.parent / "figures"
 TEST_BY_TRAIN = POINT_FRACTIONS[1] / (1 - sum(POINT_FRACTIONS))
 
 
+def _range(values: list[float]) -> str:
+    """Write the least and the largest of some numbers."""
+    return " to ".join(f"{value:.3g}" for value in sorted({min(values), max(values)})) if values else NOTHING
+
+
 def made_table(results: Results) -> str:
     """Say what the results were made with."""
     found = [
@@ -58,7 +63,7 @@ def made_table(results: Results) -> str:
         ["device", listed([str(result.facts["machine"]["device"]) for result in found])],
         ["versions", listed(versions)],
         ["commit", listed([str(result.facts["commit"])[:10] for result in found])],
-        ["processes on the device", listed([str(result.facts.get("processes", 1)) for result in found])],
+        ["processes on the device", _range([result.facts.get("processes", 1) for result in found])],
         ["time of all runs, added up", f"{minutes:.0f} min" if found else NOTHING],
     ]
     made: dict[str, list[dict[str, Any]]] = {}
@@ -66,7 +71,7 @@ def made_table(results: Results) -> str:
         made.setdefault(re.sub(r"-\d+$", "", entry["store"]), []).append(entry)
     for name, splits in made.items():
         times = [entry["seconds"] for entry in splits]
-        seconds = " to ".join(f"{value:.3g}" for value in sorted({min(times), max(times)}))
+        seconds = _range(times)
         count = "" if len(splits) == 1 else f", {len(splits)} splits"
         rows.append([f"extraction, {name}{count}", f"{splits[0]['items']:,} items in {seconds} s"])
     return grid(["", ""], rows)
