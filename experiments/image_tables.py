@@ -1,5 +1,7 @@
 """The tables on images."""
 
+from collections.abc import Callable
+
 from cswe.training.table import Row, grid
 from experiments.lookup import (
     NOTHING,
@@ -306,31 +308,32 @@ def shapes_table(results: Results) -> str:
 
 def beyond_table(results: Results) -> str:
     """Points beyond the edges of the search, by validation."""
-    chosen = read_choices(IMAGES, [results.folder])
-    head = ["Layer", "Pooling", f"best of {len(IMAGES.grid)}", *BEYOND]
-    lines = []
-    for layer in LAYERS:
-        for key in STRONGEST:
-            texts = (with_choices(POOLS[key].text, *point) for point in BEYOND.values())
-            rows = [results.row("images-beyond", text, layer, POOLS[key].slices) for text in texts]
-            if any(rows):
-                best = f"{100 * chosen[layer, key, None]['validation']:.2f}"
-                lines.append([str(layer), POOLS[key].label, best, *(mean_text(row, "validation") for row in rows)])
-    return grid(head, lines)
+
+    def rows(layer: int, key: str) -> list[Row | None]:
+        texts = (with_choices(POOLS[key].text, *point) for point in BEYOND.values())
+        return [results.row("images-beyond", text, layer, POOLS[key].slices) for text in texts]
+
+    return _against_search(results, [f"best of {len(IMAGES.grid)}", *BEYOND], rows)
 
 
 def longer_table(results: Results) -> str:
     """Twice the epochs, by validation."""
+    return _against_search(
+        results, ["16 epochs", "32 epochs"], lambda layer, key: [results.named("images-longer", key, layer)]
+    )
+
+
+def _against_search(results: Results, head: list[str], rows: Callable[[int, str], list[Row | None]]) -> str:
+    """Hold runs of the strongest poolings that were not in the search against the best that was, by validation."""
     chosen = read_choices(IMAGES, [results.folder])
-    head = ["Layer", "Pooling", "16 epochs", "32 epochs"]
     lines = []
     for layer in LAYERS:
         for key in STRONGEST:
-            row = results.named("images-longer", key, layer)
-            if row is not None:
-                short = f"{100 * chosen[layer, key, None]['validation']:.2f}"
-                lines.append([str(layer), POOLS[key].label, short, mean_text(row, "validation")])
-    return grid(head, lines)
+            found = rows(layer, key)
+            if any(found):
+                best = f"{100 * chosen[layer, key, None]['validation']:.2f}"
+                lines.append([str(layer), POOLS[key].label, best, *(mean_text(row, "validation") for row in found)])
+    return grid(["Layer", "Pooling", *head], lines)
 
 
 def clock_table(results: Results) -> str:

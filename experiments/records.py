@@ -55,12 +55,11 @@ def read_extractions(folder: Path) -> list[dict[str, Any]]:
 def add_extraction(folder: Path, entry: dict[str, Any], known: Iterable[Path], lock: Path) -> None:
     """Note how long a store took to make; the file starts from what some folders have, as that of a study does."""
     with locked(lock):
-        lines: dict[str, dict[str, Any]] = {entry["store"]: entry}
-        for place in (folder, *known):
-            lines = {**{line["store"]: line for line in read_extractions(place)}, **lines}
-        write_lines(
-            folder / f"{EXTRACTION}.json", {"study": EXTRACTION}, "stores", [lines[name] for name in sorted(lines)]
-        )
+        places = reversed([folder, *known])  # what an earlier one has counts
+        found = {line["store"]: line for place in places for line in read_extractions(place)}
+        found[entry["store"]] = entry
+        lines = [found[name] for name in sorted(found)]
+        write_lines(folder / f"{EXTRACTION}.json", {"study": EXTRACTION}, "stores", lines)
 
 
 def read_lines(file: Path, name: str) -> list[dict[str, Any]]:

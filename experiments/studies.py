@@ -203,21 +203,25 @@ BEYOND = {
 }
 
 
+def _explored(plan: Plan) -> Entry:
+    """Run a plan as the points of the search are run, with a seed that no final run has."""
+    return Entry(replace(plan, seeds=1, first_seed=10), 12, "images")
+
+
 def _beyond(_: Chosen) -> list[Entry]:
-    """Points beyond the edges of the search, by validation, with its seed."""
-    plans = [
-        _rival(key, (layer,), (), with_choices(POOLS[key].text, *point))
+    """Points beyond the edges of the search, by validation."""
+    return [
+        _explored(_rival(key, (layer,), (), with_choices(POOLS[key].text, *point)))
         for layer in LAYERS
         for key in STRONGEST
         for point in BEYOND.values()
     ]
-    return [Entry(replace(plan, seeds=1, first_seed=10), 12, "images") for plan in plans]
 
 
 def _longer(chosen: Chosen) -> list[Entry]:
-    """Twice the epochs of the tuned comparison, by validation, with the seed of the search."""
+    """Twice the epochs of the tuned comparison, by validation."""
     return [
-        Entry(replace(_rival(key, (layer,), (*choices, "epochs=32")), seeds=1, first_seed=10), 12, "images")
+        _explored(_rival(key, (layer,), (*choices, "epochs=32")))
         for layer in LAYERS
         for key in STRONGEST
         if (choices := chosen.get((layer, key, None))) is not None
