@@ -23,7 +23,7 @@ from cswe.training.locking import Lock
 from cswe.training.parallel import default_device
 from cswe.training.provenance import commit, machine, peak_memory, versions
 from experiments.pools import NORMED, POINT_FRACTIONS, RAW, TOKENS
-from experiments.records import RESULTS, add_extraction
+from experiments.records import RESULTS, add_extraction, add_known
 from experiments.tuning import LAYERS, SPLITS
 
 _TRIES = 20  # who only looks whether a store is being made holds its lock for a moment
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--assets", type=Path, required=True, help="folder with the data and the weights")
     parser.add_argument("--stores", type=Path, required=True, help="folder for the stores")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the times are noted")
-    parser.add_argument("--known", type=Path, nargs="*", default=[RESULTS], help="folders with times to start from")
+    add_known(parser, "times")
     parser.add_argument("--device", help="cpu or cuda; a GPU if there is one")
     chosen = parser.parse_args(arguments)
     if unknown := [name for name in chosen.names if name not in STORES]:

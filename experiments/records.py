@@ -1,6 +1,7 @@
 """Results on disk: one JSON file a study, a line for every cell, so that a new cell is a new line."""
 
 import json
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,20 @@ from cswe.training.locking import locked
 FORMAT = "cswe-study"
 EXTRACTION = "extraction"
 RESULTS = Path(__file__).parent / "results"
+
+
+def add_known(parser: ArgumentParser, what: str) -> None:
+    """Give a command the option that says from which folders what it writes starts."""
+    parser.add_argument(
+        "--known", type=_folder, nargs="*", default=[RESULTS], help=f"folders with {what} to start from"
+    )
+
+
+def _folder(text: str) -> Path:
+    # Without a word, a folder that is misspelt would be one in which nothing is known.
+    if not Path(text).is_dir():
+        raise ArgumentTypeError(f"expected a folder that is there but got {text}")
+    return Path(text)
 
 
 def read_study(folder: Path, study: str) -> dict[str, Result]:

@@ -15,7 +15,7 @@ import torch
 
 from cswe.training.errors import UserError
 from cswe.training.parallel import default_device
-from experiments.records import RESULTS
+from experiments.records import RESULTS, add_known
 from experiments.studies import STUDIES
 from experiments.worker import BROKEN, Worker
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("studies", nargs="+", choices=names, metavar="STUDY", help=", ".join(names))
     parser.add_argument("--stores", type=Path, required=True, help="folder of the token stores")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results go, one JSON file a study")
-    parser.add_argument("--known", type=Path, nargs="*", default=[RESULTS], help="folders with results to start from")
+    add_known(parser, "results")
     parser.add_argument(
         "--only",
         action="append",

@@ -94,6 +94,20 @@ def test_final_runs_of_another_choice_are_made_again(work, tmp_path):
     assert work(final(1), again=True)[0].run() == 0  # what is known is not of this recipe
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [(main, ["images-soft"]), (extract, ["raw-1", "--assets", "somewhere"])],
+    ids=["run", "extract"],
+)
+def test_a_folder_that_is_not_there_is_not_one_where_nothing_is_known(command, words, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command([*words, "--stores", str(tmp_path), "--known", str(tmp_path / "resluts")])
+    assert ended.value.code == 2
+    assert (
+        f"argument --known: expected a folder that is there but got {tmp_path / 'resluts'}" in capsys.readouterr().err
+    )
+
+
 def test_a_rerun_from_the_command_line(stores, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(STUDIES, "proteins-evolution", study("proteins-evolution", ("mean",), store="proteins"))
     words = ["proteins-evolution", "--stores", str(stores), "--out", str(tmp_path), "--known", "--device", "cpu"]
