@@ -42,11 +42,18 @@ def _range(values: list[float]) -> str:
 
 def made_table(results: Results) -> str:
     """Say what the results were made with."""
-    found = [
-        result for study in STUDIES for result in read_study(results.folder, study).values() if result.error is None
-    ]
+    by_study = {
+        name: [result for result in read_study(results.folder, name).values() if result.error is None]
+        for name in STUDIES
+    }
+    found = [result for of_study in by_study.values() for result in of_study]
 
     minutes = sum(result.facts["seconds"] for result in found) / 60
+    shares: dict[str, float] = {}  # a process has that part of the device for itself
+    for name, of_study in by_study.items():
+        family = STUDIES[name].family
+        share = sum(result.facts["seconds"] / result.facts.get("processes", 1) for result in of_study) / 60
+        shares[family] = shares.get(family, 0.0) + share
 
     def listed(values: list[str]) -> str:
         return ", ".join(sorted(set(values))) or NOTHING
@@ -65,6 +72,7 @@ def made_table(results: Results) -> str:
         ["commit", listed([str(result.facts["commit"])[:10] for result in found])],
         ["processes on the device", _range([result.facts.get("processes", 1) for result in found])],
         ["time of all runs, added up", f"{minutes:.0f} min" if found else NOTHING],
+        ["divided by the processes", ", ".join(f"{name} {share:.0f} min" for name, share in shares.items() if share)],
     ]
     made: dict[str, list[dict[str, Any]]] = {}
     for entry in read_extractions(results.folder):
